@@ -1,0 +1,12 @@
+"""From a bare host to a served, proven model; run again, it changes only what is not so."""
+
+from roles import accept, conda, host, lock, model, nginx, vllm
+
+lock.hold()
+host.prepare()
+conda.install()
+model.install()
+vllm.serve()
+nginx.proxy()
+vllm.retire()
+accept.prove()

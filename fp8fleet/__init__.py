@@ -1,0 +1,1 @@
+"""fp8fleet: bare hosts to verified, OpenAI-compatible vLLM FP8 endpoints."""

@@ -1,0 +1,161 @@
+"""The fp8fleet command of the control machine."""
+
+from __future__ import annotations
+
+import pyinfra_cli  # noqa: F401  isort: skip - it patches the standard library: before all others
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fp8fleet import hostcli
+from fp8fleet.errors import OperatorError
+from fp8fleet.inventory import load_fleet, parse_data
+from fp8fleet.locks import make_lock
+from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile, make_plan
+from fp8fleet.session import limited
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit code: 0 fine, 1 a failed check, 2 a wrong input."""
+    arguments = _parser().parse_args(argv)
+    handler: Callable[[argparse.Namespace], int] = arguments.func
+    try:
+        return handler(arguments)
+    except OperatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fp8fleet", description=__doc__, allow_abbrev=False)
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    plan = subparsers.add_parser("plan", help="print what every host shall be")
+    _inventory_arguments(plan)
+    plan.add_argument("--limit", action="append", default=[], metavar="HOST", help="host or group")
+    plan.add_argument("--json", action="store_true", help="for programs")
+    plan.set_defaults(func=_plan)
+    render = subparsers.add_parser("render", help="write every file as it would land on the hosts")
+    _inventory_arguments(render)
+    render.add_argument("--out", required=True, type=Path, metavar="DIR", help="DIR/<host>/<path>")
+    render.set_defaults(func=_render)
+    lock = subparsers.add_parser("lock", help="hash-lock an engine release for a platform")
+    lock.add_argument("release", metavar="RELEASE", help="vLLM release, such as 0.33.0")
+    lock.add_argument("--platform", required=True, metavar="P", help="such as ubuntu-22.04")
+    lock.add_argument("--arch", default="x86_64", metavar="A", choices=["x86_64", "aarch64"])
+    lock.add_argument("--python", default="3.12", metavar="V", help="Python version (3.12)")
+    lock.add_argument("--pin", action="append", default=[], metavar="NAME==VERSION")
+    lock.add_argument("--output", type=Path, help="default: locks/vllm-RELEASE-P-A.txt")
+    lock.set_defaults(func=_lock)
+    hostcli.register(subparsers)
+    _register_lab(subparsers)
+    return parser
+
+
+def _register_lab(subparsers: Any) -> None:
+    """The lab is part of a checkout, not of an installed package."""
+    try:
+        from lab import cli as lab_cli
+    except ModuleNotFoundError as error:
+        if error.name != "lab":
+            raise
+    else:
+        lab_cli.register(subparsers)
+
+
+def _inventory_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("inventory", metavar="INVENTORY", help="such as inventories/prod.py")
+    parser.add_argument(
+        "--data", action="append", default=[], metavar="KEY=VALUE", help="as pyinfra's --data"
+    )
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    fleet = load_fleet(arguments.inventory, parse_data(arguments.data))
+    names = limited(fleet, arguments.limit)
+    plan = make_plan(fleet)
+    if arguments.json:
+        print(json.dumps(_plan_json(plan, names), indent=2))
+        return 0
+    console = Console(soft_wrap=True, highlight=False)
+    for name in names:
+        _print_host(console, plan.hosts[name])
+    return 0
+
+
+def _plan_json(plan: FleetPlan, names: Sequence[str]) -> dict[str, Any]:
+    hosts = {name: dataclasses.asdict(plan.hosts[name]) for name in names}
+    for name, host in hosts.items():
+        host["files"] = [_file_json(file) for file in plan.hosts[name].files]
+    return {"inventory": plan.inventory, "hosts": hosts}
+
+
+def _file_json(file: PlannedFile) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": file.role, "path": file.path, "mode": file.mode}
+    entry |= {"owner": file.owner, "group": file.group, "bytes": len(file.content)}
+    # with secrets in it, of the text with placeholders
+    return entry | {"sha256": hashlib.sha256(file.content).hexdigest()}
+
+
+def _print_host(console: Console, host: HostPlan) -> None:
+    console.print(f"[bold]{host.name}[/bold]  {host.platform}")
+    rows: list[tuple[str, str]] = [("packages", " ".join(host.packages))]
+    for environment in host.environments:
+        conda = f" + {' '.join(environment.conda_packages)}" if environment.conda_packages else ""
+        rows.append(
+            (environment.name, f"{environment.prefix}  (Python {environment.python}{conda})")
+        )
+    if host.model:
+        gigabytes = host.model.size / 1e9
+        text = f"{host.model.directory}  ({host.model.files} files, {gigabytes:.3g} GB)"
+        rows.append((f"model {host.model.name}", text))
+    for instance in host.instances:
+        devices = ",".join(str(device) for device in instance.devices) or "none"
+        options = " ".join(f"{key}={value}" for key, value in instance.options.items())
+        rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {options}"))
+        rows += [("  note", note) for note in instance.notes]
+    if host.proxy:
+        upstreams = " ".join(host.proxy.upstreams)
+        rows.append(("proxy", f"{host.proxy.url} -> {upstreams}  (model {host.proxy.model_id})"))
+    rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
+    for label, text in rows:
+        console.print(f"  {label:<18} {text}", markup=False)
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    plan = make_plan(load_fleet(arguments.inventory, parse_data(arguments.data)))
+    count = 0
+    try:
+        for name, host in plan.hosts.items():
+            for file in host.files:
+                target = arguments.out / name / file.path.lstrip("/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.content)
+                target.chmod(int(file.mode, 8))
+                count += 1
+    except OSError as error:
+        raise OperatorError(f"--out {arguments.out}: cannot be written: {error}") from None
+    print(f"{count} files of {len(plan.hosts)} hosts in {arguments.out}")
+    return 0
+
+
+def _lock(arguments: argparse.Namespace) -> int:
+    name = f"vllm-{arguments.release}-{arguments.platform}-{arguments.arch}.txt"
+    output = arguments.output or Path("locks") / name
+    pins = tuple(arguments.pin)
+    make_lock(arguments.release, arguments.platform, arguments.arch, arguments.python, pins, output)
+    print(output)
+    return 0

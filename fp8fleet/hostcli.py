@@ -1,0 +1,165 @@
+"""The commands that run on hosts, out of the zipapp: fetch, verify, ready."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fp8fleet import ready
+from fp8fleet.errors import CheckFailed, OperatorError
+from fp8fleet.fetch import FetchOptions, Finding, fetch, human_bytes, standard_reporter, verify
+from fp8fleet.manifest import load_manifest
+from fp8fleet.secrets import SecretRef
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the host's commands to a command line; each sets ``func(Namespace) -> exit code``."""
+    _register_fetch(subparsers)
+    _register_verify(subparsers)
+    _register_ready(subparsers)
+
+
+def _register_fetch(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("fetch", help="bring a manifest's files into a directory")
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument(
+        "--source",
+        action="append",
+        metavar="URL",
+        help="base URL in place of the manifest's; several are tried in order",
+    )
+    parser.add_argument("--ca-bundle", type=Path, metavar="FILE", help="authorities to trust (PEM)")
+    parser.add_argument("--proxy", metavar="URL", help="HTTP proxy; unset: the environment's")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="0600 bearer token")
+    parser.set_defaults(func=_fetch)
+
+
+def _register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("verify", help="check a directory against its manifest")
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--full", action="store_true", help="hash every file")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(func=_verify)
+
+
+def _register_ready(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("ready", help="wait until a server answers, then warm it up")
+    parser.add_argument("--unit", required=True, metavar="NAME.service")
+    parser.add_argument("--url", required=True, help="of the server, without /v1")
+    parser.add_argument("--model", required=True, metavar="ID")
+    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
+    parser.add_argument(
+        "--warm-up", type=int, default=0, metavar="STREAMS", help="largest batch to warm; 0: none"
+    )
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="0600 API key")
+    parser.add_argument("--marker", type=Path, metavar="FILE", help="written when ready and warm")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only ask whether the marker still holds: exit 0 or 1 at once",
+    )
+    parser.set_defaults(func=_ready)
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    manifest = load_manifest(arguments.manifest)
+    # The server runs as another user and has to read what sudo's umask may hide.
+    os.umask(0o022)
+    with standard_reporter() as reporter:
+        options = FetchOptions(
+            ca_bundle=arguments.ca_bundle,
+            proxy=arguments.proxy,
+            token_file=arguments.token_file,
+            reporter=reporter,
+        )
+        result = fetch(manifest, arguments.directory, arguments.source, options)
+        findings = verify(manifest, arguments.directory, reporter=reporter)
+    print(
+        f"{arguments.directory}: {len(result.fetched)} files fetched"
+        f" ({human_bytes(result.bytes_received)} in {result.seconds:.0f} s),"
+        f" {len(result.kept)} kept",
+        flush=True,
+    )
+    return _show(findings)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    manifest = load_manifest(arguments.manifest)
+    if arguments.json:
+        findings = verify(manifest, arguments.directory, arguments.full)
+        report = {
+            "manifest": manifest.digest,
+            "directory": str(arguments.directory),
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+        }
+        print(json.dumps(report, indent=1))
+        return _exit_code(findings)
+    with standard_reporter() as reporter:
+        findings = verify(manifest, arguments.directory, arguments.full, reporter)
+    return _show(findings)
+
+
+def _show(findings: list[Finding]) -> int:
+    for finding in findings:
+        print(f"{finding.severity}: {finding.file} {finding.message}: {finding.remedy}", flush=True)
+    return _exit_code(findings)
+
+
+def _exit_code(findings: list[Finding]) -> int:
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _ready(arguments: argparse.Namespace) -> int:
+    unit = ready.Unit(arguments.unit)
+    if arguments.check:
+        return _check_marker(arguments, unit)
+    key = None
+    if arguments.api_key_file is not None:
+        key = SecretRef("file", str(arguments.api_key_file)).resolve()
+    url, model = arguments.url, arguments.model
+    ready.wait_ready(
+        url, model, arguments.timeout, key, unit.why_dead, _say, last_line=unit.last_line
+    )
+    ready.warm_up(url, model, arguments.warm_up, key, unit.why_dead, _say)
+    if arguments.marker is not None:
+        ready.write_marker(arguments.marker, unit, model)
+    return 0
+
+
+def _check_marker(arguments: argparse.Namespace, unit: ready.Unit) -> int:
+    if arguments.marker is None:
+        raise OperatorError("ready --check needs --marker FILE")
+    why = ready.why_not_still_ready(arguments.marker, unit, arguments.url, arguments.model)
+    if why is not None:
+        raise CheckFailed(why)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (0 fine, 1 failed, 2 wrong input)."""
+    parser = argparse.ArgumentParser(prog="fp8fleet", description=__doc__)
+    register(parser.add_subparsers(required=True, metavar="COMMAND"))
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.func(arguments))
+    except OperatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted: run it again to go on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Reading a pyinfra inventory into typed hosts; errors name group or host, key and value."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pyinfra.api import Inventory, State
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.context import ctx_inventory, ctx_state
+from pyinfra_cli.exceptions import CliError, UnexpectedExternalError, WrappedError
+from pyinfra_cli.inventory import make_inventory_from_files
+from pyinfra_cli.util import parse_cli_arg
+
+from fp8fleet.errors import OperatorError
+from fp8fleet.spec import GATEWAY_GROUP, SECRET_KEYS, HostSpec
+
+SWITCHES: dict[str, tuple[str, ...]] = {"verify": ("stamp", "full")}
+"""`--data` switches of one run, with their values; the first is the default."""
+
+
+@dataclass(frozen=True)
+class FleetHost:
+    """One host of the inventory: its name, its groups, what it shall be and how SSH reaches it."""
+
+    name: str
+    groups: tuple[str, ...]
+    spec: HostSpec
+    ssh_hostname: str
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether the host runs the proxy over the serving hosts, and no engine."""
+        return GATEWAY_GROUP in self.groups
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A whole inventory, validated."""
+
+    path: str
+    hosts: tuple[FleetHost, ...]
+
+
+def load_fleet(
+    path: str,
+    data: Mapping[str, Any] | None = None,
+    group_data: Iterable[str] = (),
+) -> Fleet:
+    """Read the inventory file ``path`` as pyinfra reads it and validate every host.
+
+    Args:
+        path: inventory file.
+        data: `--data` of the command line; it overrides the inventory.
+        group_data: further group data folders, as pyinfra's ``--group-data``.
+
+    Raises:
+        OperatorError: the file is missing or broken, or a value cannot mean anything.
+    """
+    overrides = dict(data or {})
+    inventory = _read(path, overrides, list(group_data))
+    hosts = tuple(_host(path, inventory, host) for host in inventory)
+    if not hosts:
+        raise OperatorError(f"{path}: no hosts: define at least one group, a list of host names")
+    return Fleet(path, hosts)
+
+
+def parse_data(pairs: Iterable[str]) -> dict[str, Any]:
+    """Turn ``key=value`` arguments of the command line into values, as pyinfra does.
+
+    Raises:
+        OperatorError: a pair without ``=``.
+    """
+    parsed = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise OperatorError(f"--data {pair}: expected key=value")
+        parsed[key] = parse_cli_arg(value)
+    return parsed
+
+
+def check_secrets(fleet: Fleet, names: Iterable[str] | None = None) -> None:
+    """Resolve every secret that a deploy to the hosts ``names`` (all by default) needs.
+
+    Raises:
+        OperatorError: a secret is missing, naming host and key.
+    """
+    wanted = None if names is None else set(names)
+    for host in fleet.hosts:
+        if wanted is not None and host.name not in wanted:
+            continue
+        for key, reference in host.spec.secrets().items():
+            where = f"{fleet.path}: host {host.name}: {key}"
+            try:
+                value = reference.resolve()
+            except OperatorError as error:
+                raise OperatorError(f"{where}: {error}") from None
+            # Keys become a line of an environment file and an HTTP header.
+            if key != "sudo_password" and not re.fullmatch(r"[\w.~+/=:-]+", value):
+                raise OperatorError(
+                    f"{where}: {reference} holds a character that cannot stand in a key;"
+                    " letters, digits and .~+/=:-_ can"
+                )
+
+
+def _read(path: str, overrides: dict[str, Any], group_data: list[str]) -> Inventory:
+    if not Path(path).is_file():
+        raise OperatorError(f"{path}: no such inventory file")
+    try:
+        # pyinfra prints the traceback of a broken file; our line names file and error.
+        with _pyinfra_contexts(), redirect_stderr(io.StringIO()):
+            return make_inventory_from_files(path, overrides, str(Path.cwd()), group_data)
+    except OperatorError:
+        raise
+    except (WrappedError, CliError, UnexpectedExternalError, PyinfraError) as error:
+        cause = getattr(error, "exception", error)
+        where = getattr(error, "filename", path)
+        raise OperatorError(f"{where}: {type(cause).__name__}: {cause}") from None
+    except Exception as error:
+        raise OperatorError(f"{path}: {type(error).__name__}: {error}") from None
+
+
+@contextmanager
+def _pyinfra_contexts() -> Iterator[None]:
+    """What pyinfra's inventory reader expects around it, inside a pyinfra run and outside."""
+    state, inventory = ctx_state.get(), ctx_inventory.get()
+    log = logging.getLogger("pyinfra")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    ctx_state.set(state or State())
+    try:
+        yield
+    finally:
+        ctx_state.set(state)
+        ctx_inventory.set(inventory)
+        log.setLevel(level)
+
+
+def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
+    values = {
+        key: value
+        for key, value in host.data.dict().items()
+        if not key.startswith(("_", "ssh_")) and key not in SWITCHES
+    }
+    _check_switches(path, inventory)
+    _check_connection(path, inventory, host)
+    for key in values:
+        if key not in HostSpec.model_fields:
+            raise OperatorError(f"{path}: {_origin(inventory, host, key)}: {_unknown(key)}")
+    try:
+        spec = HostSpec.model_validate(values)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        key = str(detail["loc"][0]) if detail["loc"] else ""
+        where = _origin(inventory, host, key) if key in values else f"host {host.name}"
+        raise OperatorError(f"{path}: {where}: {_message(detail)}") from None
+    fleet_host = FleetHost(
+        host.name, tuple(host.groups), spec, str(host.data.get("ssh_hostname") or host.name)
+    )
+    missing = spec.required_to_serve()
+    if missing and not fleet_host.is_gateway:
+        raise OperatorError(
+            f"{path}: host {host.name}: {missing[0]} is not set: a serving host needs it"
+            f" (only hosts of the group {GATEWAY_GROUP} do without)"
+        )
+    return fleet_host
+
+
+def _check_switches(path: str, inventory: Inventory) -> None:
+    for key, allowed in SWITCHES.items():
+        value = inventory.get_override_data().get(key, allowed[0])
+        if value not in allowed:
+            raise OperatorError(
+                f"{path}: --data {key}={value}: expected one of {', '.join(allowed)}"
+            )
+
+
+def _check_connection(path: str, inventory: Inventory, host: Any) -> None:
+    """pyinfra checks its own keys only when it connects; the usual slips are caught before."""
+    port = host.data.get("ssh_port")
+    if port is not None and (type(port) is not int or not 1 <= port <= 65535):
+        where = _origin(inventory, host, "ssh_port")
+        raise OperatorError(f"{path}: {where}: ssh_port: {port!r} is not a port number (1-65535)")
+
+
+def _origin(inventory: Inventory, host: Any, key: str) -> str:
+    """Where the value of ``key`` that holds for ``host`` was written."""
+    if key in inventory.get_override_data():
+        return "--data"
+    if key in inventory.get_host_data(host.name):
+        return f"host {host.name}"
+    for group in reversed(host.groups):
+        if key in inventory.get_group_data(group):
+            return f"group {group}"
+    return "group all"
+
+
+def _unknown(key: str) -> str:
+    known = [*HostSpec.model_fields, *SWITCHES]
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "docs/inventory.md lists the keys"
+    return f"{key}: unknown key; {hint}"
+
+
+def _message(detail: ErrorDetails) -> str:
+    """One line of a pydantic error: key, value, what would be right."""
+    location = ".".join(str(part) for part in detail["loc"])
+    text = detail["msg"].removeprefix("Value error, ")
+    if not location:
+        return text
+    if detail["loc"][0] in SECRET_KEYS:
+        return f"{location}: {text}"
+    value = repr(detail["input"])
+    shown = value if len(value) <= 100 else value[:97] + "..."
+    return f"{location}: {text}" if detail["type"] == "missing" else f"{location} = {shown}: {text}"

@@ -1,0 +1,106 @@
+"""One pyinfra run: the command line's inventory validated, the plan computed once for all hosts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8fleet.errors import OperatorError
+from fp8fleet.inventory import Fleet, check_secrets, load_fleet, parse_data
+from fp8fleet.plan import FleetPlan, HostPlan, make_plan
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one run works from."""
+
+    fleet: Fleet
+    plan: FleetPlan
+    verify_full: bool
+
+
+_session: Session | None = None
+
+
+def begin() -> None:
+    """Validate the inventory that pyinfra was called with and compute the plan; from ``config.py``.
+
+    Ends the process with exit code 2 and one line on stderr where the inventory cannot mean
+    anything, before pyinfra connects to any host.
+    """
+    global _session
+    context = click.get_current_context()
+    try:
+        _session = _begin(context.params)
+    except OperatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def current() -> Session:
+    """The session of this process.
+
+    Raises:
+        OperatorError: pyinfra was not started in the project's root on an inventory file.
+    """
+    if _session is None:
+        raise OperatorError(
+            "no inventory was validated: run pyinfra in the project's root, on an inventory file"
+        )
+    return _session
+
+
+def host_plan(host: Any) -> HostPlan:
+    """The plan of a pyinfra host; also hands pyinfra the host's sudo password."""
+    session = current()
+    spec = next(h.spec for h in session.fleet.hosts if h.name == host.name)
+    if spec.sudo_password and host.data.get("_sudo_password") is None:
+        host.data._sudo_password = spec.sudo_password.resolve()
+    return session.plan.hosts[host.name]
+
+
+def _begin(params: dict[str, Any]) -> Session | None:
+    path = str(params["inventory"])
+    if not path.endswith(".py"):
+        return None
+    data = parse_data(params.get("data") or ())
+    for key in ("ssh_user", "ssh_port", "ssh_key"):
+        if params.get(key):
+            data[key] = params[key]
+    fleet = load_fleet(path, data, params.get("group_data") or ())
+    names = limited(fleet, params.get("limit") or ())
+    plan = make_plan(fleet)
+    if _is_deploy(params.get("operations") or ()):
+        check_secrets(fleet, names)
+    return Session(fleet, plan, data.get("verify") == "full")
+
+
+def limited(fleet: Fleet, limit: Iterable[str]) -> list[str]:
+    """Names of the hosts that ``--limit`` selects: host names, groups and wildcards.
+
+    Raises:
+        OperatorError: an entry selects nothing; pyinfra itself would do nothing and report success.
+    """
+    chosen: list[str] = []
+    entries = list(limit)
+    for entry in entries:
+        found = [h.name for h in fleet.hosts if fnmatch(h.name, entry) or entry in h.groups]
+        if not found:
+            hosts = ", ".join(host.name for host in fleet.hosts)
+            raise OperatorError(
+                f"--limit {entry}: matches no host of {fleet.path}; it has: {hosts}"
+            )
+        chosen += [name for name in found if name not in chosen]
+    return chosen if entries else [host.name for host in fleet.hosts]
+
+
+def _is_deploy(operations: Iterable[str]) -> bool:
+    return any(str(operation).endswith(".py") for operation in operations) and all(
+        Path(operation).exists() for operation in operations
+    )

@@ -1,0 +1,358 @@
+"""What the operator wrote, made typed: one object a host, refused here if it cannot mean anything.
+
+The inventory's keys are flat, since pyinfra replaces a nested value whole. Every key of
+``HostSpec`` is one inventory key; ``docs/inventory.md`` is generated from this module.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from fp8fleet import catalog
+from fp8fleet.secrets import SecretRef
+
+SECRET_KEYS = ("api_key", "model_token", "sudo_password")
+"""Keys that refer to secrets; their values are never shown."""
+
+GATEWAY_GROUP = "gateway"
+"""Hosts of this group run Nginx over the serving hosts and no engine."""
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        raise ValueError(
+            f"a SHA256 has 64 hex digits, this has {len(value)} characters;"
+            " take it from `sha256sum FILE`"
+        )
+    return value.lower()
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/") or ".." in value.split("/") or value.endswith("/"):
+        raise ValueError("an absolute path without '..' and without a slash at its end is needed")
+    if not re.fullmatch(r"[\w./@+-]+", value):
+        raise ValueError("only letters, digits and ./@+-_ may stand in a path")
+    return value
+
+
+def _url(value: str) -> str:
+    if not re.fullmatch(r"(https?|file)://\S+", value):
+        raise ValueError("a http://, https:// or file:// URL is needed")
+    return value
+
+
+def _address(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError(
+            "an IP address is needed (a name may resolve to the SSH network)"
+        ) from None
+
+
+def _known(kind: str, table: dict[str, Any]) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in table:
+            raise ValueError(f"unknown {kind}; the catalogue has: {', '.join(sorted(table))}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _scalar_text(value: Any) -> Any:
+    """A version written as a number (``engine_python = 3.11``) means its text."""
+    return str(value) if isinstance(value, float) else value
+
+
+Sha256 = Annotated[str, AfterValidator(_sha256)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+Url = Annotated[str, AfterValidator(_url)]
+Address = Annotated[str, AfterValidator(_address)]
+Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,40}$")]
+LinuxUser = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]
+Seconds = Annotated[int, Field(ge=1, strict=True)]
+OneLine = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]*$")]
+Option = bool | int | float | str | list[Any] | dict[str, Any] | None
+
+
+class Spec(BaseModel):
+    """Base of what the inventory holds: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InstanceSpec(Spec):
+    """One vLLM server of a host."""
+
+    name: Name = Field(description="Name of the server: of its unit, files and upstream.")
+    port: Port = Field(description="TCP port it listens on.")
+    devices: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = Field(
+        default=(), description="Indices of the devices it may use. Empty on a CPU host."
+    )
+    tensor_parallel_size: Annotated[int, Field(ge=1, strict=True)] = Field(
+        default=1, description="Number of devices that share the model's weights."
+    )
+    options: dict[str, Option] = Field(
+        default_factory=dict,
+        description="Options of `vllm serve` by their long names without dashes, as in its YAML.",
+    )
+
+    @model_validator(mode="after")
+    def _sane(self) -> InstanceSpec:
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"devices {list(self.devices)} names one device twice")
+        if self.devices and self.tensor_parallel_size > len(self.devices):
+            raise ValueError(
+                f"tensor_parallel_size {self.tensor_parallel_size} needs as many devices,"
+                f" {len(self.devices)} are listed: list more or lower it"
+            )
+        for key in self.options:
+            if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key):
+                raise ValueError(f"option {key!r}: write it as vLLM's long option without dashes")
+        owned = sorted(_OWNED_OPTIONS.keys() & self.options.keys())
+        if owned:
+            raise ValueError(f"option {owned[0]!r} is set from {_OWNED_OPTIONS[owned[0]]}")
+        return self
+
+
+_OWNED_OPTIONS = {
+    "model": "model_manifest",
+    "config": "the instance itself",
+    "host": "service_address",
+    "port": "the instance's port",
+    "api-key": "api_key",
+    "tensor-parallel-size": "the instance's tensor_parallel_size",
+    "served-model-name": "served_model_name",
+    "shutdown-timeout": "drain_timeout",
+}
+
+
+class HostSpec(Spec):
+    """One host: everything the inventory may say of it."""
+
+    # Host
+    platform: Annotated[str, _known("platform", catalog.platforms())] = Field(
+        description="Distribution release of the host, a name from the catalogue."
+    )
+    arch: Literal["x86_64", "aarch64"] = Field(
+        default="x86_64", description="Processor architecture, as `uname -m` prints it."
+    )
+    accelerator: Annotated[str, _known("accelerator", catalog.accelerators())] | None = Field(
+        default=None, description="Accelerator of the host, a name from the catalogue, or `cpu`."
+    )
+    service_user: LinuxUser = Field(
+        default="vllm", description="System user, without a shell, that runs the servers."
+    )
+    install_directory: AbsolutePath = Field(
+        default="/opt/fp8fleet", description="Where environments and tools are installed."
+    )
+    model_directory: AbsolutePath = Field(
+        default="/var/lib/fp8fleet/models",
+        description="Where models lie: a folder a model, in it one a revision.",
+    )
+    cache_directory: AbsolutePath = Field(
+        default="/var/cache/fp8fleet",
+        description="Compile caches of the engine, one folder a release; keep it on a local disk.",
+    )
+    service_address: Address | None = Field(
+        default=None,
+        description="Address under which gateways reach this host's servers."
+        " The SSH name is never an upstream.",
+    )
+    storage_address: Address | None = Field(
+        default=None, description="Address in the storage network, for model transfers."
+    )
+    sysctl: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9_./-]+$")], int | OneLine] = (
+        Field(
+            default={"net.core.somaxconn": 4096},
+            description="Kernel parameters, written to /etc/sysctl.d/90-fp8fleet.conf.",
+        )
+    )
+    nofile_limit: Annotated[int, Field(ge=1024, strict=True)] = Field(
+        default=1048576, description="Open files a server may have."
+    )
+
+    sudo_password: SecretRef | None = Field(
+        default=None,
+        description="sudo's password (`env:NAME`, `file:PATH`), used with `_sudo = True`.",
+    )
+
+    # Package sources
+    apt_sources: tuple[OneLine, ...] | None = Field(
+        default=None,
+        description="Lines of an apt source list (`deb ...`) that replaces the host's own sources:"
+        " a site mirror. Unset: the host's own are used.",
+    )
+    conda_frontend_url: Url | None = Field(
+        default=None,
+        description="Where hosts get the conda frontend: a Miniforge-like installer (`.sh`) or a"
+        " micromamba binary.",
+    )
+    conda_frontend_sha256: Sha256 | None = Field(
+        default=None, description="SHA256 of the conda frontend, needed with its URL."
+    )
+    conda_frontend_path: AbsolutePath | None = Field(
+        default=None, description="A conda frontend (conda or micromamba) that hosts already have."
+    )
+    conda_channels: tuple[OneLine, ...] = Field(
+        default=("conda-forge",), description="Conda channels, in order; no other is used."
+    )
+    package_index: Url | None = Field(
+        default=None,
+        description="Python package index (`.../simple`). Unset with find-links: none is asked.",
+    )
+    package_find_links: tuple[Url, ...] = Field(
+        default=(), description="Folders of Python wheels: pages of links or file:// paths."
+    )
+    ca_bundle: AbsolutePath | None = Field(
+        default=None, description="CA bundle on the hosts for every download."
+    )
+    proxy: Url | None = Field(
+        default=None, description="HTTP proxy for every download of the hosts."
+    )
+    no_proxy: tuple[OneLine, ...] = Field(
+        default=("localhost", "127.0.0.1"), description="Names and addresses reached directly."
+    )
+
+    # Engine
+    tools_requirements: str = Field(
+        default="locks/tools.txt",
+        description="Hash-locked requirements of the tools environment, relative to the project.",
+    )
+    tools_python: Annotated[str, BeforeValidator(_scalar_text)] = Field(
+        default="3.11", description="Python version of the tools environment."
+    )
+    engine_release: Annotated[str, _known("release", catalog.releases())] | None = Field(
+        default=None, description="vLLM release, a name from the catalogue."
+    )
+    engine_python: Annotated[str, BeforeValidator(_scalar_text)] = Field(
+        default="3.12", description="Python version of the engine's environment."
+    )
+    engine_build: Literal["wheel", "source"] = Field(
+        default="wheel",
+        description="`wheel`: nothing is compiled. `source`: what has no wheel in the lock is"
+        " built on the host.",
+    )
+    engine_requirements: str | None = Field(
+        default=None,
+        description="Hash-locked requirements of the engine, relative to the project"
+        " (`fp8fleet lock`).",
+    )
+    engine_pins: tuple[
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+$")], ...
+    ] = Field(
+        default=(),
+        description="Versions that must be in the lock, installed before the engine, such as"
+        " `pydantic==2.12.5`.",
+    )
+    engine_environment: dict[
+        Annotated[str, StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$")], OneLine
+    ] = Field(default_factory=dict, description="Further environment variables of the servers.")
+
+    # Model
+    model_manifest: str | None = Field(
+        default=None, description="Manifest of the model, relative to the project."
+    )
+    model_sources: tuple[Url, ...] = Field(
+        default=(),
+        description="Base URLs of the model's files, tried in order. Unset: the manifest's.",
+    )
+    model_token: SecretRef | None = Field(
+        default=None, description="Bearer token for the model's sources (`env:NAME`, `file:PATH`)."
+    )
+    served_model_name: OneLine | None = Field(
+        default=None, description="Model id that clients name. Unset: the manifest's name."
+    )
+
+    # Servers
+    instances: tuple[InstanceSpec, ...] = Field(
+        default=(), description="The vLLM servers of the host, a list of the keys below."
+    )
+    api_key: SecretRef | None = Field(
+        default=None, description="API key that clients must send (`env:NAME`, `file:PATH`)."
+    )
+    start_timeout: Seconds = Field(
+        default=1800,
+        description="Seconds a server may take until it is ready; cold caches need minutes.",
+    )
+    drain_timeout: Seconds = Field(
+        default=120, description="Seconds a stopping server may use to end running requests."
+    )
+    warm_up_concurrency: Annotated[int, Field(ge=0, strict=True)] = Field(
+        default=16,
+        description="Largest batch sent to a started server before it takes traffic; 0: none.",
+    )
+
+    # Nginx
+    nginx_listen: Port = Field(default=8080, description="Port on which clients reach the proxy.")
+    nginx_server_name: Annotated[str, StringConstraints(pattern=r"^[\w.*-]+( [\w.*-]+)*$")] = Field(
+        default="_", description="Host names of the proxy, `_` for any."
+    )
+    nginx_read_timeout: Annotated[int, Field(ge=300, strict=True)] = Field(
+        default=600, description="Seconds between two bytes of an answer; at least 300."
+    )
+    nginx_connect_timeout: Seconds = Field(default=5, description="Seconds to connect to a server.")
+    nginx_body_size: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[kmg]$")] = Field(
+        default="64m", description="Largest request body; images in requests need megabytes."
+    )
+    nginx_status_port: Port = Field(
+        default=8089, description="Loopback port on which Nginx tells its configuration."
+    )
+
+    @model_validator(mode="after")
+    def _sane(self) -> HostSpec:
+        self._check_frontend()
+        self._check_ports()
+        self._check_devices()
+        return self
+
+    def _check_frontend(self) -> None:
+        if self.conda_frontend_url and not self.conda_frontend_sha256:
+            raise ValueError("conda_frontend_sha256 is needed with conda_frontend_url")
+        if bool(self.conda_frontend_url) == bool(self.conda_frontend_path):
+            raise ValueError("one of conda_frontend_url and conda_frontend_path is needed")
+
+    def _check_ports(self) -> None:
+        users: dict[int, str] = {}
+        ports = [(f"instance {i.name}", i.port) for i in self.instances]
+        ports += [
+            ("nginx_listen", self.nginx_listen),
+            ("nginx_status_port", self.nginx_status_port),
+        ]
+        for user, port in ports:
+            if port in users:
+                raise ValueError(f"port {port} is used twice: by {users[port]} and by {user}")
+            users[port] = user
+
+    def _check_devices(self) -> None:
+        names = [instance.name for instance in self.instances]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"instances: the name {name} is used twice")
+        for instance in self.instances:
+            if self.accelerator not in (None, "cpu") and not instance.devices:
+                raise ValueError(f"instances: {instance.name}: devices must list at least one")
+
+    def required_to_serve(self) -> list[str]:
+        """Names of the keys that a serving host needs and that are not set."""
+        keys = ("accelerator", "engine_release", "engine_requirements", "model_manifest")
+        missing = [key for key in keys if getattr(self, key) is None]
+        return missing if self.instances else [*missing, "instances"]
+
+    def secrets(self) -> dict[str, SecretRef]:
+        """The secrets that this host's deploy needs, by inventory key."""
+        refs = {key: getattr(self, key) for key in SECRET_KEYS}
+        return {key: ref for key, ref in refs.items() if ref is not None}

@@ -1,0 +1,37 @@
+"""The lab's hosts on this machine (`fp8fleet lab up`): a site without a route out, its mirror."""
+
+from lab import site as _lab
+
+_site = _lab.site()
+
+_data = {
+    "ssh_user": "root",
+    "ssh_key": str(_lab.client_key()),
+    "ssh_known_hosts_file": str(_lab.known_hosts()),
+    "platform": "debian-12",
+    "accelerator": "cpu",
+    # The same keys that a real site without internet uses.
+    "apt_sources": [f"deb [trusted=yes] {_site.debian_url} ./"],
+    "conda_frontend_url": _site.frontend_url,
+    "conda_frontend_sha256": _site.frontend_sha256,
+    "conda_channels": [_site.channel_url],
+    "package_find_links": [_site.wheels_url],
+    # vLLM's CPU build and a tiny model with random weights.
+    "engine_release": "0.32.0",
+    "engine_python": "3.11",
+    "engine_requirements": "locks/vllm-0.32.0-cpu-x86_64.txt",
+    "engine_environment": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+    "model_manifest": "models/tiny-llama/manifest.toml",
+    "warm_up_concurrency": 4,
+    "start_timeout": 600,
+    "drain_timeout": 30,
+    "instances": [
+        {
+            "name": "tiny",
+            "port": 8000,
+            "options": {"dtype": "bfloat16", "max-model-len": 1024, "max-num-seqs": 16},
+        },
+    ],
+}
+
+serving = ([(host.name, {"ssh_hostname": host.address}) for host in _site.hosts], _data)

@@ -1,0 +1,15 @@
+"""accept: the endpoint proved from the control machine, through the proxy."""
+
+from pyinfra import host
+from pyinfra.api.deploy import deploy
+
+from fp8fleet.session import host_plan
+from roles.accept.operations import endpoint_answers
+
+
+@deploy("Accept")
+def prove() -> None:
+    """A completion through the proxy, streamed and not; a failed check fails the run."""
+    plan = host_plan(host)
+    if plan.proxy:
+        endpoint_answers(name=f"{plan.proxy.url} answers", proxy=plan.proxy)

@@ -1,0 +1,106 @@
+"""Conda environments filled from hash-locked requirements; a stamp is the last thing written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from pyinfra import host
+from pyinfra.api import StringCommand, operation
+
+from fp8fleet.plan import EnvironmentPlan, HostPlan
+from roles.facts import PathStates
+from roles.operations import streamed
+
+
+@operation()
+def frontend(plan: HostPlan) -> Iterator[StringCommand]:
+    """Fetch the conda frontend, check its SHA256, install it to its versioned prefix."""
+    front = plan.frontend
+    if front is None or front.prefix is None or front.url is None or _is_whole(front.prefix):
+        return
+    prefix, download = front.prefix, f"{front.prefix}.download"
+    yield StringCommand(f"rm -rf {prefix} && mkdir -p {prefix}/bin")
+    fetch = f"curl --fail --location --silent --show-error --retry 3 -o {download}"
+    yield streamed(f"{fetch} {shlex.quote(front.url)}", plan.download_environment)
+    yield StringCommand(
+        f"printf '%s  %s\\n' {front.sha256} {download} | sha256sum -c --status"
+        f" || {{ echo 'conda_frontend_url: expected SHA256 {front.sha256}, got:'"
+        f' "$(sha256sum {download})" >&2; rm -f {download}; exit 1; }}'
+    )
+    if front.is_installer:
+        yield streamed(f"sh -c 'rm -rf {prefix} && sh {download} -b -p {prefix}'")
+    else:
+        yield StringCommand(f"install -m 755 {download} {front.program}")
+    yield StringCommand(f"rm -f {download}")
+    yield _stamp(prefix)
+
+
+@operation()
+def tools_environment(plan: HostPlan) -> Iterator[StringCommand]:
+    """Make the tools environment; its uv then fills the engine's."""
+    environment = plan.tools
+    if environment is None or _is_whole(environment.prefix):
+        return
+    yield from _create(plan, environment)
+    options = " ".join(shlex.quote(option) for option in plan.package_options)
+    yield streamed(
+        f"{environment.interpreter} -m pip install --no-input --disable-pip-version-check"
+        f" --no-cache-dir --root-user-action=ignore --progress-bar=off --require-hashes {options}"
+        f" -r {environment.requirements}",
+        plan.download_environment,
+    )
+    yield from _prove(plan, environment)
+
+
+@operation()
+def engine_environment(plan: HostPlan) -> Iterator[StringCommand]:
+    """Make the engine's environment: pins first, then everything that the lock names."""
+    environment = plan.engine
+    if environment is None or plan.tools is None or _is_whole(environment.prefix):
+        return
+    yield from _create(plan, environment)
+    uv = f"{plan.tools.prefix}/bin/uv pip install --python {environment.interpreter}"
+    options = [*plan.package_options, "--require-hashes", "--compile-bytecode"]
+    if environment.build == "wheel":
+        options += ["--only-binary", ":all:"]
+    install = f"{uv} {' '.join(shlex.quote(option) for option in options)}"
+    if environment.pins:
+        yield streamed(f"{install} --no-deps -r {environment.pins}", plan.download_environment)
+    yield streamed(f"{install} -r {environment.requirements}", plan.download_environment)
+    yield from _prove(plan, environment)
+
+
+def _is_whole(prefix: str) -> bool:
+    stamp = f"{prefix}/.fp8fleet-whole"
+    state = host.get_fact(PathStates, paths=[stamp]).get(stamp)
+    return state is not None and state.kind == "file"
+
+
+def _stamp(prefix: str) -> StringCommand:
+    return StringCommand(f"sync && touch {prefix}/.fp8fleet-whole")
+
+
+def _create(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringCommand]:
+    """What a killed run left is thrown away: conda bakes the prefix in, nothing can be renamed."""
+    assert plan.frontend
+    yield StringCommand(f"rm -rf {environment.prefix}")
+    channels = " ".join(f"-c {shlex.quote(channel)}" for channel in environment.channels)
+    wanted = [f"python={environment.python}", *environment.conda_packages]
+    packages = " ".join(shlex.quote(package) for package in wanted)
+    yield streamed(
+        f"{plan.frontend.program} create -y -q -p {environment.prefix}"
+        f" --override-channels {channels} {packages}",
+        plan.download_environment,
+    )
+
+
+def _prove(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringCommand]:
+    """Wheel tags can lie about the C library: only the import shows that the environment works."""
+    yield streamed(
+        f"{environment.interpreter} -c 'import {environment.proof}'",
+        {"HOME": plan.home, "LC_ALL": "C.UTF-8", **environment.proof_environment},
+    )
+    caches = (plan.download_environment[name] for name in ("CONDA_PKGS_DIRS", "UV_CACHE_DIR"))
+    yield StringCommand(f"rm -rf {' '.join(caches)}")
+    yield _stamp(environment.prefix)

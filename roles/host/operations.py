@@ -1,0 +1,66 @@
+"""Packages and kernel parameters, where pyinfra's own operations fall short."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from pyinfra import host, logger
+from pyinfra.api import StringCommand, operation
+
+from roles.host.facts import InstalledPackages, KernelParameters
+from roles.operations import streamed
+
+APT = (
+    "DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300"
+    " -o Dpkg::Options::=--force-confold"
+)
+
+
+@operation()
+def packages(names: Sequence[str], family: str) -> Iterator[StringCommand]:
+    """Install the distribution's packages that are missing.
+
+    pyinfra's apt.packages does not wait for apt's lock, which a bare host's first boot often holds.
+
+    Args:
+        names: package names.
+        family: ``apt`` or ``dnf``.
+    """
+    installed = host.get_fact(InstalledPackages, names=names, family=family)
+    missing = " ".join(shlex.quote(name) for name in names if name not in installed)
+    if not missing:
+        return
+    if family == "apt":
+        yield streamed(f"{APT} update")
+        yield streamed(f"{APT} --no-install-recommends install {missing}")
+    else:
+        yield streamed(f"dnf -y install {missing}")
+
+
+@operation()
+def kernel_parameters(values: Mapping[str, str]) -> Iterator[StringCommand]:
+    """Bring kernel parameters in force; the file that keeps them is placed before.
+
+    A parameter that this host may not set (in a container) is reported and left.
+
+    Args:
+        values: values by parameter name.
+    """
+    if not values:
+        return
+    found = host.get_fact(KernelParameters, names=list(values))
+    for name, value in values.items():
+        have = found.get(name)
+        if have is None or have.value is None:
+            logger.warning(
+                f"{host.print_prefix}kernel parameter {name}: this kernel lacks it; left"
+            )
+        elif have.value != " ".join(value.split()):
+            if have.writable:
+                yield StringCommand(f"sysctl -q -w {shlex.quote(f'{name}={value}')}")
+            else:
+                logger.warning(
+                    f"{host.print_prefix}kernel parameter {name} is {have.value}, planned is {value};"
+                    " this host may not set it (a container?): set it on the machine below"
+                )

@@ -1,0 +1,17 @@
+"""model: the manifest's files on the host, each checked before it gets its name."""
+
+from pyinfra import host
+from pyinfra.api.deploy import deploy
+
+from fp8fleet.session import host_plan
+from roles.model.operations import model_files
+from roles.operations import place
+
+
+@deploy("Model")
+def install() -> None:
+    """Fetch what the model directory lacks; verify what it has."""
+    plan = host_plan(host)
+    if plan.model:
+        place(name="Manifest", files=plan.role_files("model"))
+        model_files(name=f"Files of {plan.model.name} {plan.model.revision}", plan=plan)

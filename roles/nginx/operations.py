@@ -1,0 +1,36 @@
+"""Having Nginx serve the configuration that lies on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyinfra import host
+from pyinfra.api import StringCommand, operation
+
+from fp8fleet.plan import ProxyPlan
+from roles.nginx.facts import Nginx
+
+
+@operation()
+def live_configuration(proxy: ProxyPlan) -> Iterator[StringCommand]:
+    """Start or reload Nginx where it does not serve the planned configuration; prove that it does.
+
+    `nginx -s reload` succeeds even when the workers could not take the new configuration (a port
+    that is in use, a denied bind), so that only Nginx's own answer counts.
+    """
+    state = host.get_fact(Nginx, status_port=proxy.status_port)
+    if not state.enabled:
+        yield StringCommand("systemctl enable --quiet nginx.service")
+    if state.active and state.digest == proxy.digest:
+        return
+    yield StringCommand(f"systemctl {'reload' if state.active else 'restart'} nginx.service")
+    yield StringCommand(_wait_until_live(proxy))
+
+
+def _wait_until_live(proxy: ProxyPlan) -> str:
+    live = f"curl -s --max-time 2 --noproxy '*' http://127.0.0.1:{proxy.status_port}/live"
+    return (
+        f'for i in $(seq 20); do [ "$({live})" = {proxy.digest} ] && exit 0; sleep 0.5; done; '
+        "echo 'Nginx does not serve the new configuration; its error log says:' >&2; "
+        "tail -n 3 /var/log/nginx/error.log >&2; exit 1"
+    )

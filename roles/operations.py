@@ -1,0 +1,102 @@
+"""Operations that several roles use: files put in place whole, long commands shown as they run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import FunctionCommand, StringCommand, operation
+
+from fp8fleet.plan import PlannedDirectory, PlannedFile
+from roles.facts import PathStates
+
+WORK_LOCK = "/run/fp8fleet.work"
+"""Held by every long command, so that a run never races what a killed run left working."""
+
+
+class Streamed(StringCommand):
+    """A command that may take long: its output is printed as it comes."""
+
+    def execute(self, state: Any, host: Any, connector_arguments: Any) -> Any:
+        connector_arguments.update(self.connector_arguments)
+        return host.run_shell_command(
+            self, print_output=True, print_input=state.print_input, **connector_arguments
+        )
+
+
+def streamed(command: str, env: Mapping[str, str] | None = None) -> Streamed:
+    """``command`` with visible output, waiting for whatever a killed run left working."""
+    variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in (env or {}).items())
+    return Streamed(f"flock --timeout 1800 {WORK_LOCK} env {variables} {command}")
+
+
+def failed(message: str) -> FunctionCommand:
+    """A command that fails the host with one line for the operator."""
+
+    def fail(state: Any, host: Any) -> bool:
+        del state
+        host.log_styled(message, fg="red", log_func=_error)
+        return False
+
+    return FunctionCommand(fail, [], {})
+
+
+def _error(message: str) -> None:
+    from pyinfra import logger
+
+    logger.error(message)
+
+
+@operation()
+def place(
+    files: Sequence[PlannedFile] = (),
+    directories: Sequence[PlannedDirectory] = (),
+    check: str | None = None,
+) -> Iterator[StringCommand]:
+    """Put files and directories in place; one fact for all of them.
+
+    A file is written beside its place, checked, synced and renamed. Contents go through stdin, so
+    that a secret never lies in a temporary file.
+
+    Args:
+        files: the files as they shall be.
+        directories: the directories as they shall be, parents first.
+        check: command that must accept a new file before it gets its name; ``{}`` is its path.
+    """
+    paths = [directory.path for directory in directories] + [file.path for file in files]
+    states = host.get_fact(PathStates, paths=paths) if paths else {}
+    for directory in directories:
+        state = states.get(directory.path)
+        have = (state.kind, state.mode, state.owner, state.group) if state else None
+        if have != ("directory", directory.mode, directory.owner, directory.group):
+            yield _directory_command(directory)
+    for file in files:
+        state = states.get(file.path)
+        content = file.resolved()
+        have = (state.sha256, state.mode, state.owner, state.group) if state else None
+        if have != (hashlib.sha256(content).hexdigest(), file.mode, file.owner, file.group):
+            yield _file_command(file, content, check)
+
+
+def _directory_command(directory: PlannedDirectory) -> StringCommand:
+    path = shlex.quote(directory.path)
+    return StringCommand(
+        f"mkdir -p {path} && chown {directory.owner}:{directory.group} {path}"
+        f" && chmod {directory.mode} {path}"
+    )
+
+
+def _file_command(file: PlannedFile, content: bytes, check: str | None) -> StringCommand:
+    path = shlex.quote(file.path)
+    new = shlex.quote(f"{file.path}.fp8fleet-new")
+    accept = f"{check.format(new)} && " if check else ""
+    return StringCommand(
+        f"umask 077; base64 -d >{new} && chown {file.owner}:{file.group} {new}"
+        f" && chmod {file.mode} {new} && {accept}sync {new} && mv -f {new} {path}"
+        f" || {{ rm -f {new}; exit 1; }}",
+        _stdin=base64.b64encode(content).decode(),
+    )

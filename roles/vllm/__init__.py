@@ -1,0 +1,25 @@
+"""vllm: one systemd unit a server, ready and warm before it takes traffic."""
+
+from pyinfra import host
+from pyinfra.api.deploy import deploy
+
+from fp8fleet.session import host_plan
+from roles.operations import place
+from roles.vllm.operations import serve_instance, stop_unplanned
+
+
+@deploy("vLLM")
+def serve() -> None:
+    """Run the planned servers; restart those whose files changed, one after the other."""
+    plan = host_plan(host)
+    if plan.instances:
+        place(name="Units, options, environments", files=plan.role_files("vllm"))
+        for instance in host.loop(plan.instances):
+            serve_instance(name=f"Server {instance.name}", plan=plan, instance=instance)
+
+
+@deploy("vLLM")
+def retire() -> None:
+    """Stop and remove servers that the inventory no longer names."""
+    plan = host_plan(host)
+    stop_unplanned(name="Servers no longer planned", plan=plan)

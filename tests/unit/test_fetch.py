@@ -1,0 +1,863 @@
+"""How files come into a model directory: every fault against a real HTTP server."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpd
+import pytest
+
+from fp8fleet import fetch as fetching
+from fp8fleet import hostcli
+from fp8fleet.errors import CheckFailed, OperatorError
+from fp8fleet.fetch import (
+    FetchOptions,
+    FetchResult,
+    PlainReporter,
+    Reporter,
+    RichReporter,
+    directory_lock,
+    human_bytes,
+    verify,
+)
+from fp8fleet.manifest import Manifest, ManifestFile
+
+NAME = "model.safetensors"
+BODY = bytes(range(256)) * 2000
+OTHER = bytes(reversed(range(256))) * 2000
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[httpd.Server]:
+    with httpd.Server({NAME: BODY}) as running:
+        yield running
+
+
+class Notes(Reporter):
+    """Keeps what an operator would see."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def sha(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def manifest_of(files: dict[str, bytes], *sources: str) -> Manifest:
+    return Manifest(
+        name="tiny",
+        revision="r1",
+        sources=sources,
+        files=tuple(
+            ManifestFile(path=path, size=len(body), sha256=sha(body))
+            for path, body in files.items()
+        ),
+    )
+
+
+def options(**changes: Any) -> FetchOptions:
+    """Options that never wait."""
+    settings: dict[str, Any] = {"sleep": lambda seconds: None, "margin_bytes": 0}
+    return FetchOptions(**{**settings, **changes})
+
+
+def fetch(
+    directory: Path, *sources: str, files: dict[str, bytes] | None = None, **changes: Any
+) -> FetchResult:
+    manifest = manifest_of(files or {NAME: BODY}, *sources)
+    return fetching.fetch(manifest, directory, options=options(**changes))
+
+
+def failure(directory: Path, *sources: str, **changes: Any) -> str:
+    """The one line of a fetch that fails; nothing may have its final name."""
+    with pytest.raises(CheckFailed) as caught:
+        fetch(directory, *sources, **changes)
+    assert not (directory / NAME).exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def interrupted(directory: Path, server: httpd.Server, count: int) -> None:
+    """Leave the first ``count`` bytes of the file, as a killed run does."""
+    server.answers[NAME] = [httpd.cut_after(count)]
+    with pytest.raises(CheckFailed):
+        fetch(directory, server.url, retries=0)
+    assert (directory / ".partial" / NAME).stat().st_size == count
+    server.requests.clear()
+    server.sent = 0
+
+
+# --- the ordinary way ---------------------------------------------------------------------------
+
+
+def test_files_arrive_under_their_names_and_leave_nothing_beside(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    files = {NAME: BODY, "sub/dir/config.json": b"{}", "empty.txt": b"", "odd name#1.txt": b"x"}
+    server.files = {**files, "odd%20name%231.txt": b"x"}
+    result = fetch(tmp_path / "m", server.url, files=files)
+    assert {path: (tmp_path / "m" / path).read_bytes() for path in files} == files
+    assert result.fetched == tuple(sorted(files))
+    assert result.bytes_received == len(BODY) + 3
+    left = {path.name for path in (tmp_path / "m").iterdir()} - {
+        path.split("/")[0] for path in files
+    }
+    assert left == {".fp8fleet-stamp.json", ".fp8fleet-lock"}
+
+
+def test_a_second_fetch_sends_no_request_and_hashes_nothing(
+    tmp_path: Path, server: httpd.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch(tmp_path, server.url)
+    monkeypatch.setattr(fetching, "_hash_file", lambda *_: pytest.fail("hashed"))
+    result = fetch(tmp_path, server.url)
+    assert (result.fetched, result.kept) == ((), (NAME,))
+    assert len(server.requests) == 1
+
+
+def test_files_that_are_there_and_right_are_kept_without_any_source(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(BODY)
+    assert fetch(tmp_path).kept == (NAME,)
+
+
+def test_no_source_is_the_operators_error(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="no source to fetch from") as caught:
+        fetch(tmp_path)
+    assert caught.value.exit_code == 2
+
+
+def test_given_sources_replace_the_manifests(tmp_path: Path, server: httpd.Server) -> None:
+    manifest = manifest_of({NAME: BODY}, "http://127.0.0.1:1")
+    fetching.fetch(manifest, tmp_path, [server.url + "/"], options())
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+def test_a_directory_is_a_source(tmp_path: Path) -> None:
+    origin = tmp_path / "with space"
+    origin.mkdir()
+    (origin / NAME).write_bytes(BODY)
+    fetch(tmp_path / "m", origin.as_uri())
+    assert (tmp_path / "m" / NAME).read_bytes() == BODY
+
+
+def test_a_directory_without_the_file_is_named(tmp_path: Path) -> None:
+    origin = tmp_path.as_uri()
+    assert f"{origin}: no such file" in failure(tmp_path / "m", origin)
+
+
+def test_a_wrong_file_under_a_final_name_loses_it_and_is_fetched_again(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    (tmp_path / NAME).write_bytes(OTHER)
+    notes = Notes()
+    fetch(tmp_path, server.url, reporter=notes)
+    assert (tmp_path / NAME).read_bytes() == BODY
+    assert (tmp_path / ".quarantine/files" / NAME).read_bytes() == OTHER
+    assert f"has sha256 {sha(OTHER)}, expected {sha(BODY)}" in notes.lines[0]
+
+
+def test_several_files_come_at_once(tmp_path: Path, server: httpd.Server) -> None:
+    files = {f"{number}.bin": BODY for number in range(4)}
+    server.files = files
+    meeting = threading.Barrier(4, timeout=20)
+
+    def together(handler: httpd.Handler) -> None:
+        meeting.wait()
+        httpd.serve_file(handler)
+
+    server.always = dict.fromkeys(files, together)
+    assert len(fetch(tmp_path, server.url, files=files).fetched) == 4
+
+
+# --- resuming -----------------------------------------------------------------------------------
+
+
+def test_a_broken_connection_is_resumed_where_it_broke(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.answers[NAME] = [httpd.cut_after(100_000), httpd.cut_after(50_000)]
+    fetch(tmp_path, server.url)
+    assert server.ranges() == [None, "bytes=100000-", "bytes=150000-"]
+    assert server.sent == len(BODY)
+
+
+def test_a_later_run_resumes_and_names_the_version(tmp_path: Path, server: httpd.Server) -> None:
+    server.etags[NAME] = '"v1"'
+    interrupted(tmp_path, server, 100_000)
+    fetch(tmp_path, server.url)
+    assert server.ranges() == ["bytes=100000-"]
+    assert server.requests[0].headers["if-range"] == '"v1"'
+    assert server.sent == len(BODY) - 100_000
+
+
+def test_a_file_that_changed_at_the_source_is_fetched_from_zero(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.etags[NAME] = '"old"'
+    server.files[NAME] = OTHER
+    interrupted(tmp_path, server, 100_000)
+    server.etags[NAME] = '"new"'
+    server.files[NAME] = BODY
+    fetch(tmp_path, server.url)
+    assert server.sent == len(BODY)
+
+
+def test_a_range_of_another_version_is_not_appended(tmp_path: Path, server: httpd.Server) -> None:
+    """A server that knows ranges but not If-Range."""
+    server.etags[NAME] = '"old"'
+    server.files[NAME] = OTHER
+    interrupted(tmp_path, server, 100_000)
+    rest = BODY[100_000:]
+    span = f"bytes 100000-{len(BODY) - 1}/{len(BODY)}"
+    server.files[NAME] = BODY
+    server.etags[NAME] = '"new"'
+    server.answers[NAME] = [httpd.status(206, rest, ETag='"new"', Content_Range=span)]
+    fetch(tmp_path, server.url)
+    assert server.ranges() == ["bytes=100000-", None]
+
+
+def test_another_range_than_asked_for_is_not_appended(tmp_path: Path, server: httpd.Server) -> None:
+    interrupted(tmp_path, server, 100_000)
+    span = f"bytes 0-{len(BODY) - 1}/{len(BODY)}"
+    server.answers[NAME] = [httpd.status(206, BODY, Content_Range=span)]
+    fetch(tmp_path, server.url)
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+def test_a_server_that_ignores_ranges_starts_over(tmp_path: Path, server: httpd.Server) -> None:
+    interrupted(tmp_path, server, 100_000)
+    server.always[NAME] = httpd.ignoring_ranges
+    fetch(tmp_path, server.url)
+    assert server.sent == len(BODY)
+    assert not (tmp_path / ".quarantine").exists()
+
+
+def test_a_wrong_seam_is_not_blamed_on_the_source(tmp_path: Path, server: httpd.Server) -> None:
+    """What an earlier run left may have been damaged by a power loss."""
+    interrupted(tmp_path, server, 100_000)
+    (tmp_path / ".partial" / NAME).write_bytes(bytes(100_000))
+    fetch(tmp_path, server.url)
+    assert server.ranges() == ["bytes=100000-", None]
+    assert not (tmp_path / ".quarantine").exists()
+
+
+def test_a_source_with_a_wrong_rest_is_tried_from_zero_only_once(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    interrupted(tmp_path, server, 100_000)
+    server.files[NAME] = OTHER
+    message = failure(tmp_path, server.url)
+    assert server.ranges() == ["bytes=100000-", None]
+    assert sha(OTHER) in message
+
+
+def test_a_partial_file_longer_than_the_file_is_thrown_away(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    interrupted(tmp_path, server, 100_000)
+    with (tmp_path / ".partial" / NAME).open("ab") as partial:
+        partial.write(BODY)
+    fetch(tmp_path, server.url)
+    assert server.ranges() == [None]
+
+
+def test_a_partial_file_of_another_version_is_thrown_away(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    interrupted(tmp_path, server, 100_000)
+    server.files[NAME] = OTHER
+    fetch(tmp_path, server.url, files={NAME: OTHER})
+    assert server.ranges() == [None]
+
+
+def test_a_whole_partial_file_needs_no_request(tmp_path: Path, server: httpd.Server) -> None:
+    interrupted(tmp_path, server, 100_000)
+    (tmp_path / ".partial" / NAME).write_bytes(BODY)
+    fetch(tmp_path, server.url)
+    assert server.requests == []
+
+
+def test_another_source_goes_on_where_the_first_one_broke(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.always[NAME] = httpd.cut_after(100_000)
+    with httpd.Server({NAME: BODY}) as second:
+        fetch(tmp_path, server.url, second.url, retries=0)
+        assert second.ranges() == ["bytes=100000-"]
+        assert "if-range" not in second.requests[0].headers
+
+
+def test_a_killed_fetch_goes_on_behind_what_it_had(tmp_path: Path) -> None:
+    body = os.urandom(8_000_000)
+    with httpd.Server({NAME: body}) as server:
+        server.etags[NAME] = '"v1"'
+        server.answers[NAME] = [httpd.slow(0.02)]
+        manifest = write_manifest(tmp_path, {NAME: body}, server.url)
+        command = [sys.executable, "-m", "fp8fleet.hostcli", "fetch", str(manifest)]
+        directory = tmp_path / "m"
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        process = subprocess.Popen([*command, str(directory)], env=environment)
+        partial = directory / ".partial" / NAME
+        wait_for(lambda: partial.exists() and partial.stat().st_size > 2_000_000)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (directory / NAME).exists()
+        fetch(directory, server.url, files={NAME: body})
+        first, second = server.ranges()
+        assert first is None
+        assert second is not None
+        assert int(second.removeprefix("bytes=").rstrip("-")) > 2_000_000
+        assert server.sent < 1.5 * len(body)
+    assert (directory / NAME).read_bytes() == body
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def write_manifest(tmp_path: Path, files: dict[str, bytes], *sources: str) -> Path:
+    manifest = manifest_of(files, *sources)
+    lines = ['name = "tiny"', 'revision = "r1"', f"sources = {json.dumps(list(sources))}"]
+    for file in manifest.files:
+        lines += ["[[files]]", f'path = "{file.path}"', f"size = {file.size}"]
+        lines.append(f'sha256 = "{file.sha256}"')
+    path = tmp_path / "manifest.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+# --- what sources send --------------------------------------------------------------------------
+
+
+def test_wrong_bytes_go_to_quarantine_and_the_next_source_is_tried(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.files[NAME] = OTHER
+    with httpd.Server({NAME: BODY}) as second:
+        fetch(tmp_path, server.url, second.url)
+        assert second.ranges() == [None]
+    assert (tmp_path / NAME).read_bytes() == BODY
+    assert (tmp_path / ".quarantine/files" / NAME).read_bytes() == OTHER
+    note = json.loads((tmp_path / ".quarantine/notes.jsonl").read_text())
+    assert note["source"] == f"{server.url}/{NAME}"
+    assert note["expected"] == sha(BODY)
+    assert sha(OTHER) in note["what"]
+
+
+def test_wrong_bytes_everywhere_name_file_digests_sources_and_what_to_do(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.files[NAME] = OTHER
+    message = failure(tmp_path, server.url)
+    for part in (NAME, str(len(BODY)), sha(BODY), sha(OTHER), server.url, "tell its publisher"):
+        assert part in message
+    assert len(server.requests) == 1
+
+
+def test_404_is_said_and_not_tried_again(tmp_path: Path, server: httpd.Server) -> None:
+    server.files.clear()
+    message = failure(tmp_path, server.url)
+    assert f"{server.url}: 404 Not Found" in message
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("answer", [httpd.status(200, httpd.HTML), httpd.chunked(httpd.HTML)])
+def test_an_html_page_is_called_one(
+    tmp_path: Path, server: httpd.Server, answer: httpd.Answer
+) -> None:
+    server.always[NAME] = answer
+    message = failure(tmp_path, server.url)
+    assert f"an HTML page: {len(httpd.HTML)} bytes, expected {len(BODY)}" in message
+    assert len(server.requests) == 1
+
+
+def test_an_html_page_does_not_cost_the_bytes_that_are_there(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    interrupted(tmp_path, server, 100_000)
+    server.answers[NAME] = [httpd.chunked(httpd.HTML)]
+    assert "an HTML page" in failure(tmp_path, server.url)
+    assert (tmp_path / ".partial" / NAME).stat().st_size == 100_000
+
+
+def test_a_git_lfs_pointer_is_called_one(tmp_path: Path, server: httpd.Server) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+    server.files[NAME] = pointer
+    assert "a Git LFS pointer" in failure(tmp_path, server.url)
+
+
+def test_a_truncated_file_at_the_source_is_called_one(tmp_path: Path, server: httpd.Server) -> None:
+    server.files[NAME] = BODY[:-128]
+    message = failure(tmp_path, server.url)
+    assert f"a truncated file: {len(BODY) - 128} bytes, expected {len(BODY)}" in message
+    assert len(server.requests) == 1
+
+
+def test_a_truncated_file_of_unannounced_length_is_called_one(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.files[NAME] = BODY[:-128]
+    server.answers[NAME] = [httpd.unannounced(BODY[:-128])]
+    message = failure(tmp_path, server.url)
+    assert f"a truncated file: {len(BODY) - 128} bytes, expected {len(BODY)}" in message
+
+
+def test_a_larger_file_is_called_one(tmp_path: Path, server: httpd.Server) -> None:
+    server.files[NAME] = BODY + b"x"
+    assert f"a larger file: {len(BODY) + 1} bytes" in failure(tmp_path, server.url)
+
+
+def test_an_empty_file_is_called_one(tmp_path: Path, server: httpd.Server) -> None:
+    server.files[NAME] = b""
+    assert "an empty file" in failure(tmp_path, server.url)
+
+
+def test_more_than_expected_without_an_announced_length_is_cut_and_refused(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.always[NAME] = httpd.chunked(BODY + b"more")
+    assert f"sends more bytes than the {len(BODY)} expected" in failure(tmp_path, server.url)
+    assert len(server.requests) == 1
+
+
+def test_bytes_behind_the_announced_length_reach_no_file(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    files = {NAME: BODY, "b.bin": OTHER}
+    server.files = files
+    server.answers[NAME] = [httpd.overflowing(BODY + b"HTTP/1.1 200 OK\r\n\r\n", len(BODY))]
+    fetch(tmp_path, server.url, files=files, threads=1)
+    assert (tmp_path / NAME).read_bytes() == BODY
+    assert (tmp_path / "b.bin").read_bytes() == OTHER
+
+
+def test_chunked_answers_without_a_length_are_fine(tmp_path: Path, server: httpd.Server) -> None:
+    server.always[NAME] = httpd.chunked(BODY)
+    fetch(tmp_path, server.url)
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+def test_a_length_that_is_a_lie_is_tried_a_bounded_number_of_times(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    """Announces all, sends a part, ignores ranges: never gets further."""
+
+    def lie(handler: httpd.Handler) -> None:
+        handler.start(200, Content_Length=len(BODY))
+        handler.send(BODY[:1000])
+        handler.close_connection = True
+
+    server.always[NAME] = lie
+    message = failure(tmp_path, server.url, retries=3)
+    assert "connection broken" in message
+    assert "(4 tries)" in message
+    assert len(server.requests) == 4
+
+
+def test_a_compressed_answer_is_refused(tmp_path: Path, server: httpd.Server) -> None:
+    server.always[NAME] = httpd.status(200, b"\x1f\x8b", Content_Encoding="gzip")
+    assert "a compressed answer" in failure(tmp_path, server.url)
+    assert server.requests[0].headers["accept-encoding"] == "identity"
+
+
+def test_redirects_are_followed_and_their_signatures_not_shown(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    with httpd.Server({f"{NAME}?sig=hunter2": OTHER}) as store:
+        server.always[NAME] = httpd.redirect(f"{store.url}/{NAME}?sig=hunter2")
+        message = failure(tmp_path, server.url)
+        assert f"{store.url}/{NAME}" in message
+        assert "hunter2" not in message
+        store.files[f"{NAME}?sig=hunter2"] = BODY
+        fetch(tmp_path, server.url)
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+def test_redirects_in_a_circle_are_refused(tmp_path: Path, server: httpd.Server) -> None:
+    server.always[NAME] = httpd.redirect(f"{server.url}/{NAME}")
+    assert "redirects without end" in failure(tmp_path, server.url)
+
+
+# --- failures that pass -------------------------------------------------------------------------
+
+
+def test_429_and_5xx_are_tried_again_with_growing_pauses(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.answers[NAME] = [httpd.status(429), httpd.status(500), httpd.status(503)]
+    pauses: list[float] = []
+    fetch(tmp_path, server.url, sleep=pauses.append)
+    assert pauses == [1, 2, 4]
+
+
+def test_a_server_that_names_a_pause_gets_it_within_bounds(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.answers[NAME] = [
+        httpd.status(429, Retry_After="7"),
+        httpd.status(503, Retry_After="86400"),
+    ]
+    pauses: list[float] = []
+    fetch(tmp_path, server.url, sleep=pauses.append)
+    assert pauses == [7, 60]
+
+
+def test_a_server_that_stays_broken_is_left_for_the_next(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.always[NAME] = httpd.status(503)
+    with httpd.Server({NAME: BODY}) as second:
+        fetch(tmp_path, server.url, second.url, retries=2)
+    assert len(server.requests) == 3
+
+
+def test_a_refused_connection_is_tried_again_and_then_named(tmp_path: Path) -> None:
+    pauses: list[float] = []
+    message = failure(tmp_path, "http://127.0.0.1:1", retries=2, sleep=pauses.append)
+    assert "Connection refused (3 tries)" in message
+    assert pauses == [1, 2]
+
+
+def test_progress_forgives_earlier_failures(tmp_path: Path) -> None:
+    body = os.urandom(5 << 20)
+    with httpd.Server({NAME: body}) as server:
+        server.answers[NAME] = [httpd.cut_after(1 << 20) for _ in range(4)]
+        pauses: list[float] = []
+        fetch(tmp_path, server.url, files={NAME: body}, retries=1, sleep=pauses.append)
+        assert pauses == [1, 1, 1, 1]
+        assert server.sent == len(body)
+
+
+def test_a_silent_server_is_cut_off_and_resumed(tmp_path: Path, server: httpd.Server) -> None:
+    server.answers[NAME] = [httpd.stalled_after(100_000)]
+    notes = Notes()
+    fetch(tmp_path, server.url, stall_s=0.3, reporter=notes)
+    assert server.ranges() == [None, "bytes=100000-"]
+    assert "stalled: no byte for 0.3 s" in notes.lines[0]
+
+
+def test_a_trickling_server_is_cut_off_and_resumed(tmp_path: Path, server: httpd.Server) -> None:
+    server.answers[NAME] = [httpd.trickling]
+    notes = Notes()
+    fetch(tmp_path, server.url, stall_s=0.4, reporter=notes)
+    assert "stalled:" in notes.lines[0]
+    assert len(server.requests) == 2
+
+
+def test_a_connection_broken_behind_the_last_byte_is_no_failure(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    def no_last_chunk(handler: httpd.Handler) -> None:
+        handler.close_connection = True
+        handler.start(200, Transfer_Encoding="chunked")
+        handler.wfile.write(b"%x\r\n%s\r\n" % (len(BODY), BODY))
+
+    server.answers[NAME] = [no_last_chunk]
+    fetch(tmp_path, server.url)
+    assert len(server.requests) == 1
+
+
+# --- proxies, authorities, tokens ---------------------------------------------------------------
+
+
+def test_requests_pass_the_proxy(tmp_path: Path) -> None:
+    with httpd.Server({f"http://origin.invalid/{NAME}": BODY}) as proxy:
+        fetch(tmp_path, "http://origin.invalid", proxy=proxy.url)
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+def test_the_token_goes_to_the_source_but_not_to_where_it_redirects(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    token.chmod(0o600)
+    with httpd.Server({NAME: BODY}) as store:
+        elsewhere = store.url.replace("127.0.0.1", "localhost")
+        server.always[NAME] = httpd.redirect(f"{elsewhere}/{NAME}")
+        fetch(tmp_path / "m", server.url, token_file=token)
+        assert server.requests[0].headers["authorization"] == "Bearer s3cret"
+        assert "authorization" not in store.requests[0].headers
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, server: httpd.Server) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    token.chmod(0o644)
+    with pytest.raises(OperatorError, match="mode 0644, expected 0600") as caught:
+        fetch(tmp_path / "m", server.url, token_file=token)
+    assert "s3cret" not in str(caught.value)
+    assert server.requests == []
+
+
+def test_401_points_at_the_token(tmp_path: Path, server: httpd.Server) -> None:
+    server.always[NAME] = httpd.status(401)
+    assert "401 Unauthorized: check the token file" in failure(tmp_path, server.url)
+
+
+def test_a_missing_ca_bundle_is_the_operators_error(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"CA bundle .*nowhere\.pem: no such file"):
+        fetch(tmp_path, "https://127.0.0.1:1", ca_bundle=tmp_path / "nowhere.pem")
+
+
+def test_a_sites_own_authority_needs_its_bundle(tmp_path: Path, server: httpd.Server) -> None:
+    certificate, key = tmp_path / "ca.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    with httpd.Server({NAME: BODY}, tls=(certificate, key)) as secure:
+        url = secure.url.replace("127.0.0.1", "localhost")
+        message = failure(tmp_path / "m", url)
+        assert "TLS: self-signed certificate" in message
+        assert "--ca-bundle" in message
+        fetch(tmp_path / "m", url, ca_bundle=certificate)
+    assert (tmp_path / "m" / NAME).read_bytes() == BODY
+
+
+# --- disks and locks ----------------------------------------------------------------------------
+
+
+def test_too_little_space_is_said_before_the_first_byte(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    message = failure(tmp_path, server.url, margin_bytes=1 << 60)
+    assert "not enough space: 1152921.5 TB needed (512.0 kB of files" in message
+    assert " free: " in message
+    assert server.requests == []
+
+
+def test_space_is_needed_only_for_what_is_missing(
+    tmp_path: Path, server: httpd.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(tmp_path, server, 500_000)
+    usage = shutil.disk_usage(tmp_path)._replace(free=len(BODY) - 500_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    fetch(tmp_path, server.url)
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, server: httpd.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/dev/full gives the kernel's own ENOSPC."""
+    full = os.open("/dev/full", os.O_RDWR)
+    monkeypatch.setattr(fetching._Partial, "_open", lambda self: os.dup(full))
+    message = failure(tmp_path, server.url)
+    os.close(full)
+    assert "the disk is full: free some space and run again" in message
+    assert len(server.requests) == 1
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckFailed, match="Not a directory"):
+        fetch(tmp_path / "file" / "m", "http://127.0.0.1:1")
+
+
+def test_two_fetches_into_one_directory_exclude_each_other(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    with directory_lock(tmp_path):
+        message = failure(tmp_path, server.url)
+    assert f"process {os.getpid()} fetches into it" in message
+    fetch(tmp_path, server.url)
+
+
+def test_the_lock_of_a_dead_process_is_free(tmp_path: Path, server: httpd.Server) -> None:
+    code = (
+        "import os, signal, sys, pathlib; from fp8fleet.fetch import directory_lock\n"
+        "with directory_lock(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False)
+    assert (tmp_path / ".fp8fleet-lock").read_text() != ""
+    fetch(tmp_path, server.url)
+
+
+def test_the_first_lost_file_ends_the_run_and_names_it(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    files = {NAME: BODY, "lost.bin": b"lost"}
+    with pytest.raises(CheckFailed, match=r"lost\.bin: no source has the expected file"):
+        fetch(tmp_path, server.url, files=files)
+
+
+# --- verify -------------------------------------------------------------------------------------
+
+
+def codes(manifest: Manifest, directory: Path, full: bool = False) -> dict[str, str]:
+    return {finding.file: finding.code for finding in verify(manifest, directory, full)}
+
+
+def test_verify_tells_missing_short_and_wrong_files_apart(tmp_path: Path) -> None:
+    files = {"gone": b"a", "short": b"abc", "wrong": b"abc", "right": b"abc", "directory": b"a"}
+    manifest = manifest_of(files)
+    (tmp_path / "short").write_bytes(b"ab")
+    (tmp_path / "wrong").write_bytes(b"abd")
+    (tmp_path / "right").write_bytes(b"abc")
+    (tmp_path / "directory").mkdir()
+    assert codes(manifest, tmp_path) == {
+        "gone": "missing",
+        "short": "size",
+        "wrong": "digest",
+        "directory": "not-a-file",
+    }
+
+
+def test_verify_reports_what_the_manifest_does_not_name(tmp_path: Path) -> None:
+    manifest = manifest_of({"a": b"a"})
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/more.safetensors").write_bytes(b"x")
+    (tmp_path / "README.md").write_bytes(b"x")
+    (tmp_path / ".quarantine").mkdir()
+    (tmp_path / ".quarantine/old.safetensors").write_bytes(b"x")
+    found = verify(manifest, tmp_path)
+    assert [(finding.file, finding.severity) for finding in found] == [
+        ("sub/more.safetensors", "error"),
+        ("README.md", "warning"),
+    ]
+
+
+def test_a_file_changed_behind_the_stamp_is_hashed_again(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    fetch(tmp_path, server.url)
+    manifest = manifest_of({NAME: BODY})
+    assert verify(manifest, tmp_path) == []
+    (tmp_path / NAME).write_bytes(OTHER)
+    assert codes(manifest, tmp_path) == {NAME: "digest"}
+
+
+def test_full_finds_damage_that_metadata_does_not_show(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    fetch(tmp_path, server.url)
+    path = tmp_path / NAME
+    before = path.stat()
+    with path.open("r+b") as stream:
+        stream.write(b"damaged")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    manifest = manifest_of({NAME: BODY})
+    assert codes(manifest, tmp_path) == {}
+    assert codes(manifest, tmp_path, full=True) == {NAME: "digest"}
+
+
+def test_verify_stamps_what_it_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = manifest_of({NAME: BODY})
+    (tmp_path / NAME).write_bytes(BODY)
+    assert verify(manifest, tmp_path) == []
+    monkeypatch.setattr(fetching, "_hash_file", lambda *_: pytest.fail("hashed"))
+    assert verify(manifest, tmp_path) == []
+    stamp = json.loads((tmp_path / ".fp8fleet-stamp.json").read_text())
+    assert stamp["manifest"] == manifest.digest
+
+
+def test_a_stamp_of_a_directory_that_is_not_whole_names_no_manifest(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(BODY)
+    verify(manifest_of({NAME: BODY, "gone": b"x"}), tmp_path)
+    assert json.loads((tmp_path / ".fp8fleet-stamp.json").read_text())["manifest"] is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"a": 1}}'])
+def test_a_damaged_stamp_only_costs_hashing(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_bytes(BODY)
+    (tmp_path / ".fp8fleet-stamp.json").write_text(text)
+    assert verify(manifest_of({NAME: BODY}), tmp_path) == []
+
+
+def test_the_same_file_under_another_manifest_is_hashed_again(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(BODY)
+    assert verify(manifest_of({NAME: BODY}), tmp_path) == []
+    assert codes(manifest_of({NAME: OTHER}), tmp_path) == {NAME: "digest"}
+
+
+# --- progress -----------------------------------------------------------------------------------
+
+
+def test_bytes_are_shown_in_decimal_units() -> None:
+    shown = [human_bytes(count) for count in (0, 999, 1000, 4_900_000_000, 2_000_000_000_000)]
+    assert shown == ["0 B", "999 B", "1.0 kB", "4.9 GB", "2.0 TB"]
+
+
+def test_plain_progress_prints_while_it_waits_and_at_the_end() -> None:
+    stream = io.StringIO()
+    with PlainReporter(stream, interval_s=0.02) as reporter:
+        reporter.begin("model.safetensors", 4_900_000_000, 0)
+        reporter.advance("model.safetensors", 1_200_000_000)
+        wait_for(lambda: stream.getvalue().count("\n") >= 2)
+        reporter.end("model.safetensors", "verified")
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("model.safetensors 1.2 GB of 4.9 GB (")
+    assert lines[1] == "model.safetensors 1.2 GB of 4.9 GB (0 B/s)"
+    assert lines[-1].endswith("/s), verified")
+
+
+def test_bars_on_a_terminal_end_with_the_same_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with RichReporter() as reporter:
+        reporter.begin("a[b].bin", 10, 0)
+        reporter.advance("a[b].bin", 5)
+        reporter.begin("a[b].bin", 10, 0)
+        reporter.note("starts over")
+        reporter.end("a[b].bin", "verified")
+    shown = capsys.readouterr().out
+    assert "starts over" in shown
+    assert "a[b].bin verified" in shown
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def test_the_command_fetches_and_then_verifies(
+    tmp_path: Path, server: httpd.Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_manifest(tmp_path, {NAME: BODY}, server.url)
+    arguments = [str(manifest), str(tmp_path / "m")]
+    assert hostcli.main(["fetch", *arguments]) == 0
+    assert f"{NAME} 512.0 kB of 512.0 kB (" in capsys.readouterr().out
+    assert (tmp_path / "m" / NAME).stat().st_mode & 0o777 == 0o644
+    assert hostcli.main(["verify", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+    (tmp_path / "m" / "b.safetensors").write_bytes(b"x")
+    assert hostcli.main(["fetch", *arguments]) == 1
+    assert hostcli.main(["verify", *arguments, "--full", "--json"]) == 1
+    assert '"code": "extra"' in capsys.readouterr().out
+
+
+def test_the_command_says_errors_in_one_line_with_their_exit_code(
+    tmp_path: Path, server: httpd.Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hostcli.main(["verify", str(tmp_path / "none.toml"), str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    manifest = write_manifest(tmp_path, {NAME: OTHER}, server.url)
+    assert hostcli.main(["fetch", str(manifest), str(tmp_path / "m")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: model.safetensors: no source has the expected file")
+    assert error.count("\n") == 1
