@@ -120,10 +120,10 @@ def _read(path: str, overrides: dict[str, Any], group_data: list[str]) -> Invent
         # pyinfra prints the traceback of a broken file; our line names file and error.
         with _pyinfra_contexts(), redirect_stderr(io.StringIO()):
             return make_inventory_from_files(path, overrides, str(Path.cwd()), group_data)
-    except OperatorError:
-        raise
     except (WrappedError, CliError, UnexpectedExternalError, PyinfraError) as error:
         cause = getattr(error, "exception", error)
+        if isinstance(cause, OperatorError):
+            raise cause from None
         where = getattr(error, "filename", path)
         raise OperatorError(f"{where}: {type(cause).__name__}: {cause}") from None
     except Exception as error:

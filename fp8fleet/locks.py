@@ -121,6 +121,7 @@ def make_lock(
         "uv", "pip", "compile", "--quiet", "--generate-hashes", "--no-annotate", "--no-header",
         "--no-emit-index-url", "--no-emit-find-links", "--python-version", python,
         "--python-platform", f"{arch}-manylinux_{glibc}", "--only-binary", ":all:",
+        "--no-python-downloads",
     ]  # fmt: skip
     for link in find_links:
         command += ["--find-links", link]

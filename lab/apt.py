@@ -13,10 +13,9 @@ from pathlib import Path
 from lab.processes import run, say, stream
 from lab.site import build_once
 
-PACKAGES = ("nginx", "ca-certificates", "libnuma1", "numactl", "g++", "ninja-build")
 
 
-def build_repository(cache: Path, base: Path, packages: Sequence[str] = PACKAGES) -> Path:
+def build_repository(cache: Path, base: Path, packages: Sequence[str]) -> Path:
     """Return a folder that apt uses as ``deb [trusted=yes] URL ./``, built the first time.
 
     It holds the packages and every dependency that the base image lacks. They come with this

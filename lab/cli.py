@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fp8fleet.catalog import platforms
 from fp8fleet.errors import OperatorError
 from lab import apt, hosts, image, machine, mirror, network
 from lab.processes import say
@@ -104,7 +105,9 @@ def _supplies(cache: Path) -> dict[str, Path]:
 
     frontend = conda.build_frontend(cache)
     return {
-        "debian": apt.build_repository(cache, image.build_base(cache)),
+        "debian": apt.build_repository(
+            cache, image.build_base(cache), platforms()["debian-12"].packages
+        ),
         f"frontend/{frontend.name}": frontend,
         "conda": conda.build_channel(cache),
         "wheels": wheels.build_wheelhouse(cache),
@@ -137,6 +140,7 @@ def _down(asked: argparse.Namespace) -> int:
 
 
 def _status(asked: argparse.Namespace) -> int:
+    _need_root()
     states = hosts.status(hosts.in_order({one.name for one in (*_listed(), *hosts.existing())}))
     parts = {"bridge": network.is_up(), "mirror": mirror.is_up()}
     whole = all(parts.values()) and bool(states) and all(s.state == "running" for s in states)
@@ -153,6 +157,7 @@ def _status(asked: argparse.Namespace) -> int:
 
 
 def _ssh(asked: argparse.Namespace) -> int:
+    _need_root()
     state = hosts.status([named(asked.host)])[0].state
     if state != "running":
         raise OperatorError(f"{asked.host} does not run ({state}): run fp8fleet lab up")

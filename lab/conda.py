@@ -251,9 +251,19 @@ def _compile(tree: Path) -> None:
     """Compile all modules: a service's user may not write into the environment.
 
     The bytecode is never compared with its source, so it stays valid however it is copied.
+    The build settings stay text, since installing the package writes the prefix into them.
     """
     command = [str(tree / "bin/python3.11"), "-I", "-m", "compileall", "-q", "-j", "0"]
-    run([*command, "--invalidation-mode", "unchecked-hash", str(tree / STDLIB)])
+    run(
+        [
+            *command,
+            "-x",
+            "_sysconfigdata",
+            "--invalidation-mode",
+            "unchecked-hash",
+            str(tree / STDLIB),
+        ]
+    )
 
 
 # The channel

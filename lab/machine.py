@@ -86,7 +86,9 @@ def cgroup_folders(cgroups: str, mountinfo: str) -> list[Path]:
     folders = []
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
-        wanted = set(controllers.split(",")) - {_UNUSED_CONTROLLER}
+        wanted = set(controllers.split(","))
+        if wanted == {_UNUSED_CONTROLLER}:
+            continue
         folders += [at / path.lstrip("/") for at, hierarchy in mounts if wanted <= hierarchy][:1]
     return folders
 

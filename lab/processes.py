@@ -124,11 +124,6 @@ def background(command: Sequence[str], record: Path, log: Path, cwd: Path | None
         time.sleep(0.01)
 
 
-def write_record(pid: int, record: Path) -> None:
-    """Write down a running process that this lab started, in the form that ``alive`` reads."""
-    record.write_text(Path(f"/proc/{pid}/stat").read_text() + _BOOT_ID.read_text())
-
-
 def alive(record: Path) -> int | None:
     """Return the pid in ``record`` while that very process runs, otherwise None.
 

@@ -63,7 +63,7 @@ def lab_dir() -> Path:
 def cache_dir() -> Path:
     """Return the folder of downloads and builds, which survives a clone."""
     if own := os.environ.get("FP8FLEET_LAB_CACHE"):
-        return Path(own)
+        return Path(own).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp8fleet-lab"
 
 

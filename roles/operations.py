@@ -10,6 +10,7 @@ from typing import Any
 
 from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, operation
+from pyinfra.connectors.util import CommandOutput
 
 from fp8fleet.plan import PlannedDirectory, PlannedFile
 from roles.facts import PathStates
@@ -23,9 +24,10 @@ class Streamed(StringCommand):
 
     def execute(self, state: Any, host: Any, connector_arguments: Any) -> Any:
         connector_arguments.update(self.connector_arguments)
-        return host.run_shell_command(
+        status, _ = host.run_shell_command(
             self, print_output=True, print_input=state.print_input, **connector_arguments
         )
+        return status, CommandOutput([])  # pyinfra would print a failed command's output again
 
 
 def streamed(command: str, env: Mapping[str, str] | None = None) -> Streamed:

@@ -12,7 +12,8 @@ from roles.host.facts import InstalledPackages, KernelParameters
 from roles.operations import streamed
 
 APT = (
-    "DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300"
+    "DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300"
+    " -o Dpkg::Use-Pty=0"
     " -o Dpkg::Options::=--force-confold"
 )
 

@@ -236,7 +236,8 @@ def test_a_range_of_another_version_is_not_appended(tmp_path: Path, server: http
     server.files[NAME] = BODY
     server.etags[NAME] = '"new"'
     server.answers[NAME] = [httpd.status(206, rest, ETag='"new"', Content_Range=span)]
-    fetch(tmp_path, server.url)
+    result = fetch(tmp_path, server.url)
+    assert result.bytes_received == len(BODY)
     assert server.ranges() == ["bytes=100000-", None]
 
 
@@ -273,6 +274,20 @@ def test_a_source_with_a_wrong_rest_is_tried_from_zero_only_once(
     message = failure(tmp_path, server.url)
     assert server.ranges() == ["bytes=100000-", None]
     assert sha(OTHER) in message
+
+
+def test_a_wrong_source_that_always_breaks_is_not_tried_for_ever(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    def breaking(handler: httpd.Handler) -> None:
+        assert len(server.requests) <= 4
+        resumed = "Range" in handler.headers
+        (httpd.serve_file if resumed else httpd.cut_after(100_000))(handler)
+
+    server.files[NAME] = OTHER
+    server.always[NAME] = breaking
+    assert sha(OTHER) in failure(tmp_path, server.url)
+    assert server.ranges() == [None, "bytes=100000-"] * 2
 
 
 def test_a_partial_file_longer_than_the_file_is_thrown_away(
