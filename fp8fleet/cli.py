@@ -58,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     lock.add_argument("--arch", default="x86_64", metavar="A", choices=["x86_64", "aarch64"])
     lock.add_argument("--python", default="3.12", metavar="V", help="Python version (3.12)")
     lock.add_argument("--pin", action="append", default=[], metavar="NAME==VERSION")
+    lock.add_argument(
+        "--build", default="wheel", choices=["wheel", "source"], help="as engine_build (wheel)"
+    )
     lock.add_argument("--output", type=Path, help="default: locks/vllm-RELEASE-P-A.txt")
     lock.set_defaults(func=_lock)
     hostcli.register(subparsers)
@@ -156,6 +159,14 @@ def _lock(arguments: argparse.Namespace) -> int:
     name = f"vllm-{arguments.release}-{arguments.platform}-{arguments.arch}.txt"
     output = arguments.output or Path("locks") / name
     pins = tuple(arguments.pin)
-    make_lock(arguments.release, arguments.platform, arguments.arch, arguments.python, pins, output)
+    make_lock(
+        arguments.release,
+        arguments.platform,
+        arguments.arch,
+        arguments.python,
+        pins,
+        output,
+        arguments.build,
+    )
     print(output)
     return 0

@@ -98,10 +98,11 @@ def make_lock(
     python: str,
     pins: tuple[str, ...],
     output: Path,
-    find_links: tuple[str, ...] = (),
+    build: str,
 ) -> None:
     """Resolve vLLM ``release`` for a platform and write the hash-locked requirements.
 
+    With ``build`` ``source`` the lock may name packages that have no wheel there; hosts build them.
     Wraps ``uv pip compile --generate-hashes --python-platform``. The package index is the
     machine's own; its name is not written, so that a site's mirror serves the same lock.
 
@@ -120,11 +121,10 @@ def make_lock(
     command = [
         "uv", "pip", "compile", "--quiet", "--generate-hashes", "--no-annotate", "--no-header",
         "--no-emit-index-url", "--no-emit-find-links", "--python-version", python,
-        "--python-platform", f"{arch}-manylinux_{glibc}", "--only-binary", ":all:",
-        "--no-python-downloads",
+        "--python-platform", f"{arch}-manylinux_{glibc}", "--no-python-downloads",
     ]  # fmt: skip
-    for link in find_links:
-        command += ["--find-links", link]
+    if build == "wheel":
+        command += ["--only-binary", ":all:"]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "requirements.in"
         source.write_text("\n".join(wanted) + "\n")

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
@@ -173,8 +174,6 @@ class HostPlan:
     platform: str
     family: str
     packages: tuple[str, ...]
-    own_sources: bool
-    """Whether packages come from the inventory's apt_sources only."""
     service_user: str
     no_login_shell: str
     sysctl: dict[str, str]
@@ -186,6 +185,8 @@ class HostPlan:
     ca_bundle: str | None
     package_options: tuple[str, ...]
     """Options of pip and uv that name the package sources."""
+    trusted_hosts: tuple[str, ...]
+    """Package sources without TLS, which pip has to be told of; the hashes guard what they give."""
     frontend: FrontendPlan | None
     tools: EnvironmentPlan | None
     program: str
@@ -405,7 +406,6 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         platform=spec.platform,
         family=platform.family,
         packages=platform.packages,
-        own_sources=spec.apt_sources is not None,
         service_user=spec.service_user,
         no_login_shell="/usr/sbin/nologin" if platform.family == "apt" else "/sbin/nologin",
         sysctl={key: str(value) for key, value in spec.sysctl.items()},
@@ -416,6 +416,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         proxy_url=spec.proxy,
         ca_bundle=spec.ca_bundle,
         package_options=_package_options(spec),
+        trusted_hosts=_trusted_hosts(spec),
         frontend=_frontend(spec),
         tools=tools,
         program=program,
@@ -471,17 +472,22 @@ def _package_options(spec: HostSpec) -> tuple[str, ...]:
     return tuple(options)
 
 
+def _trusted_hosts(spec: HostSpec) -> tuple[str, ...]:
+    urls = [*spec.package_find_links, *([spec.package_index] if spec.package_index else [])]
+    plain = (urlsplit(url) for url in urls if url.startswith("http://"))
+    return tuple(sorted({url.netloc.rpartition("@")[2] for url in plain}))
+
+
 def _host_files(spec: HostSpec, platform: Platform) -> list[PlannedFile]:
     values = {"spec": spec}
     files = [
         _file("host", "/etc/sysctl.d/90-fp8fleet.conf", values, "sysctl.conf"),
         _file("host", "/etc/security/limits.d/90-fp8fleet.conf", values, "limits.conf"),
     ]
-    if platform.family == "apt" and spec.apt_sources is not None:
-        files += [
-            _file("host", "/etc/apt/sources.list.d/fp8fleet.list", values),
-            _file("host", "/etc/apt/apt.conf.d/90fp8fleet", values),
-        ]
+    if platform.family == "apt":
+        files.append(_file("host", "/etc/apt/apt.conf.d/90fp8fleet", values))
+        if spec.apt_sources is not None:
+            files.append(_file("host", "/etc/apt/sources.list.d/fp8fleet.list", values))
     return files
 
 

@@ -14,7 +14,6 @@ from lab.processes import run, say, stream
 from lab.site import build_once
 
 
-
 def build_repository(cache: Path, base: Path, packages: Sequence[str]) -> Path:
     """Return a folder that apt uses as ``deb [trusted=yes] URL ./``, built the first time.
 

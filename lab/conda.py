@@ -1,4 +1,4 @@
-"""The lab's conda: a channel with one python package, and an installer as sites have one.
+"""The lab's conda: a channel with python and pip, and an installer as sites have one.
 
 Both are made of the python3.11 packages of this machine's own distribution, made relocatable, so
 that they are the same whatever Python runs the lab, and work on a host that has none.
@@ -63,9 +63,9 @@ class Member:
 
 
 def build_channel(cache: Path) -> Path:
-    """Return a conda channel with one package, python 3.11 for linux-64, built the first time.
+    """Return a conda channel with python 3.11 and pip for linux-64, built the first time.
 
-    The package holds pip and the C headers, and bundles the libraries that it links.
+    The python package holds the C headers and bundles the libraries that it links.
 
     Args:
         cache: the lab's cache folder.
@@ -275,15 +275,36 @@ def _build_channel(channel: Path, python: Path) -> None:
     version = run(
         [str(python / "bin/python3.11"), "-c", "import platform as p; print(p.python_version())"]
     ).strip()
+    pip = [member for member in _members(python) if _is_pip(member)]
+    rest = [member for member in _members(python) if not _is_pip(member)]
+    _write_package(channel, "python", version, [f"__glibc >={_glibc()}"], rest)
+    # As in real channels, pip is a package of its own.
+    _write_package(channel, "pip", _pip_version(pip), [f"python {version}"], pip)
+    (channel / "noarch").mkdir()
+    # Only repodata.json, which every conda reads.
+    asyncio.run(index_fs(channel, write_zst=False, write_shards=False))
+
+
+def _is_pip(member: Member) -> bool:
+    return member.path.startswith((f"{STDLIB}/site-packages/pip", "bin/pip"))
+
+
+def _pip_version(members: Iterable[Member]) -> str:
+    found = (re.search(r"/pip-([0-9.]+)\.dist-info/", member.path) for member in members)
+    return next(match[1] for match in found if match)
+
+
+def _write_package(
+    channel: Path, name: str, version: str, depends: list[str], members: list[Member]
+) -> None:
     build = "fp8fleet_0"
-    members = _members(python)
     index = {
         "arch": "x86_64",
         "build": build,
         "build_number": 0,
-        "depends": [f"__glibc >={_glibc()}"],
-        "license": "Python-2.0",
-        "name": "python",
+        "depends": depends,
+        "license": "Python-2.0" if name == "python" else "MIT",
+        "name": name,
         "platform": "linux",
         "subdir": "linux-64",
         "timestamp": TIMESTAMP_S * 1000,
@@ -292,17 +313,14 @@ def _build_channel(channel: Path, python: Path) -> None:
     info = {
         "info/index.json": index,
         "info/paths.json": {"paths": [_path_entry(m) for m in members], "paths_version": 1},
-        "info/about.json": {"summary": "Python of the fp8fleet lab"},
+        "info/about.json": {"summary": f"{name} of the fp8fleet lab"},
     }
     metadata = [Member(path, json.dumps(value, indent=1).encode()) for path, value in info.items()]
     metadata.append(Member("info/files", "".join(f"{m.path}\n" for m in members).encode()))
-    package = channel / "linux-64" / f"python-{version}-{build}.tar.bz2"
-    package.parent.mkdir()
+    package = channel / "linux-64" / f"{name}-{version}-{build}.tar.bz2"
+    package.parent.mkdir(exist_ok=True)
     with tarfile.open(package, "w:bz2") as archive:
         _write_members(archive, [*metadata, *members])
-    (channel / "noarch").mkdir()
-    # Only repodata.json, which every conda reads.
-    asyncio.run(index_fs(channel, write_zst=False, write_shards=False))
     say(f"conda: {package.name}, {package.stat().st_size / 1e6:.1f} MB, {len(members)} files")
 
 

@@ -43,7 +43,8 @@ def tools_environment(plan: HostPlan) -> Iterator[StringCommand]:
     if environment is None or _is_whole(environment.prefix):
         return
     yield from _create(plan, environment)
-    options = " ".join(shlex.quote(option) for option in plan.package_options)
+    trusted = [f"--trusted-host={name}" for name in plan.trusted_hosts]
+    options = " ".join(shlex.quote(option) for option in (*plan.package_options, *trusted))
     yield streamed(
         f"{environment.interpreter} -m pip install --no-input --disable-pip-version-check"
         f" --no-cache-dir --root-user-action=ignore --progress-bar=off --require-hashes {options}"

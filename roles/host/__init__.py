@@ -14,7 +14,13 @@ def prepare() -> None:
     """Prepare a bare host for the engine and the proxy."""
     plan = host_plan(host)
     place(name="Package sources, limits, kernel parameters", files=plan.role_files("host"))
-    packages(name="Packages", names=plan.packages, family=plan.family)
+    packages(
+        name="Packages",
+        names=plan.packages,
+        family=plan.family,
+        proxy=plan.proxy_url,
+        ca_bundle=plan.ca_bundle,
+    )
     server.group(name="Service group", group=plan.service_user, system=True)
     server.user(
         name="Service user, without a shell",

@@ -19,7 +19,9 @@ APT = (
 
 
 @operation()
-def packages(names: Sequence[str], family: str) -> Iterator[StringCommand]:
+def packages(
+    names: Sequence[str], family: str, proxy: str | None, ca_bundle: str | None
+) -> Iterator[StringCommand]:
     """Install the distribution's packages that are missing.
 
     pyinfra's apt.packages does not wait for apt's lock, which a bare host's first boot often holds.
@@ -27,16 +29,23 @@ def packages(names: Sequence[str], family: str) -> Iterator[StringCommand]:
     Args:
         names: package names.
         family: ``apt`` or ``dnf``.
+        proxy: HTTP proxy for dnf; apt has it in its own configuration file.
+        ca_bundle: the same, of the CA bundle.
     """
     installed = host.get_fact(InstalledPackages, names=names, family=family)
     missing = " ".join(shlex.quote(name) for name in names if name not in installed)
     if not missing:
         return
     if family == "apt":
+        # finishes what a killed run left half-configured; nothing otherwise
+        yield streamed("DEBIAN_FRONTEND=noninteractive dpkg --force-confold --configure -a")
         yield streamed(f"{APT} update")
         yield streamed(f"{APT} --no-install-recommends install {missing}")
     else:
-        yield streamed(f"dnf -y install {missing}")
+        options = f" --setopt=proxy={shlex.quote(proxy)}" if proxy else ""
+        if ca_bundle:
+            options += f" --setopt=sslcacert={shlex.quote(ca_bundle)}"
+        yield streamed(f"dnf -y{options} install {missing}")
 
 
 @operation()

@@ -29,9 +29,8 @@ def model_files(plan: HostPlan) -> Iterator[StringCommand]:
     )
     if whole:
         return
+    # The proxy comes from the environment: only there no_proxy holds too.
     options = f" --token-file {model.token}" if model.token else ""
-    if plan.proxy_url:
-        options += f" --proxy {plan.proxy_url}"
     if plan.ca_bundle:
         options += f" --ca-bundle {plan.ca_bundle}"
     yield streamed(

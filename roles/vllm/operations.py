@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from pyinfra import host
@@ -43,7 +44,7 @@ def _ready_command(plan: HostPlan, instance: InstancePlan) -> StringCommand:
     key = f" --api-key-file {instance.key_file}" if instance.key_file else ""
     return streamed(
         f"{plan.tools.interpreter} {plan.program} ready --unit {instance.unit}"
-        f" --url {instance.url} --model '{instance.model_id}' --timeout {instance.start_timeout_s}"
+        f" --url {instance.url} --model {shlex.quote(instance.model_id)} --timeout {instance.start_timeout_s}"
         f" --warm-up {instance.warm_up_concurrency} --marker {instance.marker}{key}"
     )
 

@@ -379,28 +379,42 @@ def configured(site: Site, folder: Path, upstream_port: int) -> tuple[Proxy, Pat
     host = site.host_plan()
     assert host.proxy
     text = file_text(host, NGINX)
-    text = re.sub(r"^user .*\n", "", text, flags=re.M)
+    # One worker, since each has connections of its own; as root, since others may not read here.
+    text = re.sub(r"^user .*\n", "user root;\n" if os.geteuid() == 0 else "", text, flags=re.M)
+    text = text.replace("worker_processes auto;", "worker_processes 1;")
     text = text.replace("/run/nginx.pid", f"{folder}/nginx.pid")
     text = text.replace("/var/log/nginx/", f"{folder}/").replace("/etc/nginx/mime.types", "mime")
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
+    text = text.replace("http {\n", f"http {{\n{temporary}", 1)
     (folder / "mime").write_text("types { text/html html; }\n")
     path = folder / "nginx.conf"
     path.write_text(text)
     return Proxy(host.proxy.listen, host.proxy.status_port, host.proxy.digest), path
 
 
+def nginx_command(config: Path, *options: str) -> list[str]:
+    folder = str(config.parent)
+    return [nginx_program(), "-c", str(config), "-p", folder, "-e", "stderr", *options]
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
-def running(command: list[str], port: int) -> Iterator[None]:
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+def running(config: Path, port: int) -> Iterator[None]:
+    """Nginx with ``config`` until the end of the block; it listens on ``port``."""
+    process = subprocess.Popen(nginx_command(config, "-g", "daemon off;"))
     try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+        while not accepts(port):
+            assert process.poll() is None, "nginx ended"
+            time.sleep(0.05)
         yield
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.wait(timeout=20)
 
 
 @pytest.fixture
@@ -421,19 +435,15 @@ def upstream() -> Iterator[int]:
 @pytest.fixture
 def proxy(site: Site, tmp_path: Path, upstream: int) -> Iterator[Proxy]:
     """A real Nginx before ``upstream``."""
-    program = nginx_program()
-    proxy, path = configured(site, tmp_path, upstream)
-    with running([program, "-c", str(path), "-p", str(tmp_path), "-g", "daemon off;"], proxy.port):
+    proxy, config = configured(site, tmp_path, upstream)
+    with running(config, proxy.port):
         yield proxy
 
 
 def test_nginx_accepts_the_rendered_configuration(site: Site, tmp_path: Path) -> None:
-    program = nginx_program()
-    _, path = configured(site, tmp_path, 8000)
-    run = subprocess.run(
-        [program, "-t", "-q", "-c", str(path), "-p", str(tmp_path)], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
+    _, config = configured(site, tmp_path, 8000)
+    run = subprocess.run(nginx_command(config, "-t", "-q"), capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_nginx_keeps_the_v1_prefix_and_its_connections(proxy: Proxy) -> None:
@@ -458,7 +468,7 @@ def test_nginx_refuses_a_body_above_its_size_and_passes_one_below(proxy: Proxy) 
     assert proxy.open("POST", "/v1/completions", b"x" * 1_100_000).status == 413
 
 
-@pytest.mark.parametrize("path", ["/", "/invocations", "/metrics", "/tokenize", "/v1", "/v2/x"])
+@pytest.mark.parametrize("path", ["/", "/invocations", "/metrics", "/tokenize", "/v1x", "/v2/x"])
 def test_nginx_finds_nothing_besides_the_api(proxy: Proxy, path: str) -> None:
     assert proxy.get(path)[0] == 404
 
@@ -474,8 +484,7 @@ def test_nginx_tells_which_configuration_is_live(proxy: Proxy) -> None:
 
 
 def test_nginx_is_not_healthy_with_every_server_dead(site: Site, tmp_path: Path) -> None:
-    program = nginx_program()
-    proxy, path = configured(site, tmp_path, free_port())
-    with running([program, "-c", str(path), "-p", str(tmp_path), "-g", "daemon off;"], proxy.port):
+    proxy, config = configured(site, tmp_path, free_port())
+    with running(config, proxy.port):
         assert proxy.get("/healthz")[0] == 502
         assert proxy.get("/v1/models")[0] == 502
