@@ -226,7 +226,9 @@ def _in_prefix(value: object) -> object:
     if not isinstance(value, str):
         return value
     value = value.replace(f"/usr/lib/{MULTIARCH}", "/usr/lib")
-    return re.sub(r"(?<![\w.])/usr(?=/(?:lib|include|share)\b|$)", PLACEHOLDER, value)
+    return re.sub(
+        r"(?:(?<![\w.])|(?<=-[IL]))/usr(?=/(?:lib|include|share)\b|$)", PLACEHOLDER, value
+    )
 
 
 def _add_pip(tree: Path, cache: Path) -> None:
@@ -253,17 +255,8 @@ def _compile(tree: Path) -> None:
     The bytecode is never compared with its source, so it stays valid however it is copied.
     The build settings stay text, since installing the package writes the prefix into them.
     """
-    command = [str(tree / "bin/python3.11"), "-I", "-m", "compileall", "-q", "-j", "0"]
-    run(
-        [
-            *command,
-            "-x",
-            "_sysconfigdata",
-            "--invalidation-mode",
-            "unchecked-hash",
-            str(tree / STDLIB),
-        ]
-    )
+    options = ["-q", "-j", "0", "-x", "_sysconfigdata", "--invalidation-mode", "unchecked-hash"]
+    run([str(tree / "bin/python3.11"), "-I", "-m", "compileall", *options, str(tree / STDLIB)])
 
 
 # The channel
@@ -272,11 +265,10 @@ def _compile(tree: Path) -> None:
 def _build_channel(channel: Path, python: Path) -> None:
     from rattler.index import index_fs
 
-    version = run(
-        [str(python / "bin/python3.11"), "-c", "import platform as p; print(p.python_version())"]
-    ).strip()
-    pip = [member for member in _members(python) if _is_pip(member)]
-    rest = [member for member in _members(python) if not _is_pip(member)]
+    version = run([str(python / "bin/python3.11"), "--version"]).split()[1]
+    members = _members(python)
+    pip = [member for member in members if _is_pip(member)]
+    rest = [member for member in members if not _is_pip(member)]
     _write_package(channel, "python", version, [f"__glibc >={_glibc()}"], rest)
     # As in real channels, pip is a package of its own.
     _write_package(channel, "pip", _pip_version(pip), [f"python {version}"], pip)
@@ -385,11 +377,20 @@ def _build_frontend(installer: Path, python: Path, cache: Path) -> None:
     _compile(tree)
     shutil.copy(FRONTEND / "conda.sh", tree / "bin/conda")
     (tree / "bin/conda").chmod(0o755)
-    header = (FRONTEND / "installer.sh").read_text()
-    header = header.replace("@FIRST_LINE@", str(header.count("\n") + 1))
-    installer.write_bytes(header.encode() + _tar_gz(_members(tree)))
+    installer.write_bytes(installer_bytes(_members(tree)))
     shutil.rmtree(tree)
     say(f"conda: {installer.name}, {installer.stat().st_size / 1e6:.1f} MB")
+
+
+def installer_bytes(members: Iterable[Member]) -> bytes:
+    """Return the installer: installer.sh, and from its next line on a tar.gz of a prefix.
+
+    Args:
+        members: what PREFIX shall hold.
+    """
+    script = (FRONTEND / "installer.sh").read_text()
+    script = script.replace("@FIRST_LINE@", str(script.count("\n") + 1))
+    return script.encode() + _tar_gz(members)
 
 
 def _add_certificates(tree: Path, python: Path) -> None:

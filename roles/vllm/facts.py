@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 
@@ -25,17 +24,15 @@ class ServerState:
 
 
 class Server(FactBase[ServerState]):
-    """The state of the server ``unit``, whose health is at ``url``."""
+    """The state of the server ``unit``; ``check`` is the command that says whether it is ready."""
 
-    def command(self, unit: str, instance: str, url: str) -> str:
-        properties = "ActiveState,SubState,UnitFileState,NeedDaemonReload,InvocationID"
+    def command(self, unit: str, instance: str, check: str) -> str:
+        properties = "ActiveState,SubState,UnitFileState,NeedDaemonReload"
         started = f"{RUN_DIRECTORY}/{instance}.started"
-        health = f"curl -s -o /dev/null -w '%{{http_code}}' --max-time 5 --noproxy '*' {url}/health"
         return (
             f"systemctl show {shlex.quote(unit)} -p {properties}; "
-            f'sha256sum -c --status {started} 2>/dev/null && echo "Started=present"; '
-            f'echo "Health=$({health} 2>/dev/null)"; '
-            f'echo "Marker=$(tr -d "\\n" <{RUN_DIRECTORY}/{instance}.ready 2>/dev/null)"'
+            f"sha256sum -c --status {started} 2>/dev/null && echo Started=present; "
+            f"{check} >/dev/null 2>&1 && echo Ready=yes; true"
         )
 
     @staticmethod
@@ -44,25 +41,13 @@ class Server(FactBase[ServerState]):
 
     def process(self, output: list[str]) -> ServerState:
         values = dict(line.split("=", 1) for line in output if "=" in line)
-        active = (values.get("ActiveState"), values.get("SubState")) == ("active", "running")
-        invocation = values.get("InvocationID")
-        marked = _marked_invocation(values.get("Marker", ""))
         return ServerState(
-            active=active,
+            active=(values.get("ActiveState"), values.get("SubState")) == ("active", "running"),
             enabled=values.get("UnitFileState") == "enabled",
             needs_reload=values.get("NeedDaemonReload") == "yes",
             started_from_present_files=values.get("Started") == "present",
-            ready=bool(active and invocation and marked == invocation)
-            and values.get("Health") == "200",
+            ready=values.get("Ready") == "yes",
         )
-
-
-def _marked_invocation(marker: str) -> str | None:
-    try:
-        value = json.loads(marker)["invocation_id"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return str(value)
 
 
 class UnitNames(FactBase[list[str]]):

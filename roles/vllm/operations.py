@@ -26,7 +26,10 @@ def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCom
 
     A server that runs from the files as they are is left alone, whoever started it.
     """
-    state = host.get_fact(Server, unit=instance.unit, instance=instance.name, url=instance.url)
+    ready = _ready_command(plan, instance)
+    state = host.get_fact(
+        Server, unit=instance.unit, instance=instance.name, check=f"{ready} --check"
+    )
     if state.needs_reload or not state.active:
         yield StringCommand("systemctl daemon-reload")
     if not state.enabled:
@@ -36,16 +39,16 @@ def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCom
         yield StringCommand(f"systemctl reset-failed {instance.unit} 2>/dev/null || true")
         yield streamed(f"systemctl restart {instance.unit}")
     if restart or not state.ready:
-        yield _ready_command(plan, instance)
+        yield streamed(ready)
 
 
-def _ready_command(plan: HostPlan, instance: InstancePlan) -> StringCommand:
+def _ready_command(plan: HostPlan, instance: InstancePlan) -> str:
     assert plan.tools
     key = f" --api-key-file {instance.key_file}" if instance.key_file else ""
-    return streamed(
+    return (
         f"{plan.tools.interpreter} {plan.program} ready --unit {instance.unit}"
-        f" --url {instance.url} --model {shlex.quote(instance.model_id)} --timeout {instance.start_timeout_s}"
-        f" --warm-up {instance.warm_up_concurrency} --marker {instance.marker}{key}"
+        f" --url {instance.url} --model {shlex.quote(instance.model_id)}"
+        f" --timeout {instance.start_timeout_s} --warm-up {instance.warm_up_concurrency} --marker {instance.marker}{key}"
     )
 
 
