@@ -218,17 +218,16 @@ def _bake_placeholder(tree: Path) -> None:
     settings = ast.literal_eval(file.read_text().split("build_time_vars = ", 1)[1])
     baked = {key: _in_prefix(value) for key, value in settings.items()}
     baked |= {"BINDIR": f"{PLACEHOLDER}/bin", "INCLUDEDIR": f"{PLACEHOLDER}/include"}
+    baked["TZPATH"] = settings["TZPATH"]  # time zones are the host's
     file.write_text(f"build_time_vars = {pprint.pformat(baked)}\n")
 
 
 def _in_prefix(value: object) -> object:
-    """``/usr`` and its lib, include and share become the prefix's; programs stay the host's."""
+    """``/usr`` and its lib and include become the prefix's; programs and data stay the host's."""
     if not isinstance(value, str):
         return value
     value = value.replace(f"/usr/lib/{MULTIARCH}", "/usr/lib")
-    return re.sub(
-        r"(?:(?<![\w.])|(?<=-[IL]))/usr(?=/(?:lib|include|share)\b|$)", PLACEHOLDER, value
-    )
+    return re.sub(r"(?:(?<![\w.])|(?<=-[IL]))/usr(?=/(?:lib|include)\b|$)", PLACEHOLDER, value)
 
 
 def _add_pip(tree: Path, cache: Path) -> None:

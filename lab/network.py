@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fp8fleet.errors import OperatorError
-from lab.processes import run
+from lab.processes import alive, run
 from lab.site import BRIDGE, GATEWAY, PREFIX_LENGTH, lab_dir
 
 
@@ -20,7 +20,7 @@ def up() -> None:
     owner = _owner()
     if owner is None:
         run(["ip", "link", "add", "name", BRIDGE, "type", "bridge"])
-    elif owner not in ("", str(lab_dir())):
+    elif owner not in ("", str(lab_dir())) and _in_use(owner):
         raise OperatorError(
             f"another lab is up on this machine ({owner}): "
             f"run fp8fleet lab down in {Path(owner).parent} first"
@@ -34,6 +34,12 @@ def down() -> None:
     """Remove the bridge if it is this lab's; nothing happens when there is none."""
     if _owner() in ("", str(lab_dir())):
         run(["ip", "link", "delete", "dev", BRIDGE])
+
+
+def _in_use(owner: str) -> bool:
+    """Whether the lab ``owner`` still runs: a session that was ended leaves only the bridge."""
+    has_hosts = any(Path(f"/sys/class/net/{BRIDGE}/brif").iterdir())
+    return has_hosts or alive(Path(owner) / "mirror.pid") is not None
 
 
 def is_up() -> bool:

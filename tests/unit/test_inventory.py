@@ -27,7 +27,12 @@ def test_a_host_without_ssh_hostname_is_reached_by_its_name(site: Site) -> None:
 
 
 def test_data_of_the_command_line_wins_over_host_over_group_over_all(site: Site) -> None:
-    site.everyone = {"start_timeout": 1, "drain_timeout": 1, "nofile_limit": 2001, "nginx_listen": 1}
+    site.everyone = {
+        "start_timeout": 1,
+        "drain_timeout": 1,
+        "nofile_limit": 2001,
+        "nginx_listen": 1,
+    }
     site.serving |= {"start_timeout": 2, "drain_timeout": 2, "nofile_limit": 2002}
     site.hosts = {"gpu-1": {"start_timeout": 3, "drain_timeout": 3}}
     spec = site.fleet("start_timeout=4").hosts[0].spec

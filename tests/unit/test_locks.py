@@ -22,7 +22,9 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_versions_are_read_by_normalised_name(tmp_path: Path) -> None:
-    text = f"A_b.C==1.0 \\\n    {HASH} \\\n    {HASH}\nuvicorn[standard]==2 {HASH}\nt==2+cu {HASH}\n"
+    text = (
+        f"A_b.C==1.0 \\\n    {HASH} \\\n    {HASH}\nuvicorn[standard]==2 {HASH}\nt==2+cu {HASH}\n"
+    )
     lock = read_lock(written(tmp_path, text))
     assert lock.versions == {"a-b-c": "1.0", "uvicorn": "2", "t": "2+cu"}
 
@@ -135,7 +137,9 @@ def test_a_lock_for_what_the_catalogue_lacks_is_refused(
     tmp_path: Path, release: str, platform: str, message: str
 ) -> None:
     output = tmp_path / "lock.txt"
-    assert message in refusal(lambda: make_lock(release, platform, "x86_64", "3.12", (), output))
+    assert message in refusal(
+        lambda: make_lock(release, platform, "x86_64", "3.12", (), output, "wheel")
+    )
     assert not output.exists()
 
 
@@ -148,6 +152,7 @@ def local_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     wheel(folder, "pydantic", "2.12.5", "any")
     (tmp_path / "index").mkdir()
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"file://{tmp_path}/index")
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_NO_CONFIG", "1")
     return str(folder)
@@ -168,7 +173,7 @@ def test_a_lock_pins_and_hashes_everything_and_names_no_index(
     tmp_path: Path, local_wheels: str
 ) -> None:
     output = tmp_path / "new/lock.txt"
-    make_lock("0.33.0", "ubuntu-22.04", "x86_64", "3.12", (), output, (local_wheels,))
+    make_lock("0.33.0", "ubuntu-22.04", "x86_64", "3.12", (), output, "wheel")
     lock = read_lock(output)
     assert lock.versions == {"vllm": "0.33.0", "pydantic": "2.12.5"}
     assert "://" not in lock.text
@@ -192,7 +197,7 @@ def test_what_does_not_resolve_is_said_in_one_line_and_leaves_no_lock(
     output = tmp_path / "lock.txt"
     output.write_text("the old lock")
     with pytest.raises(CheckFailed) as caught:
-        make_lock("0.33.0", platform, arch, "3.12", pins, output, (local_wheels,))
+        make_lock("0.33.0", platform, arch, "3.12", pins, output, "wheel")
     message = str(caught.value)
     assert caught.value.exit_code == 1
     assert message.startswith(f"vllm 0.33.0 does not resolve for {platform} {arch}: ")

@@ -40,8 +40,41 @@ GOLDEN_ROLES = ("host", "vllm", "nginx")
 NGINX = "/etc/nginx/nginx.conf"
 UNIT = "/etc/systemd/system/fp8fleet-main.service"
 
-PIECES = ['"', "'", "\\", "$HOME", "${X}", "`id`", "#", "%n", "=", ";", " ", "\t", "é", "模型", "😀"]
-PIECES += ["\\n", '\\"', "$(id)", "a", "Z", "0", "-", ": ", "- ", "!x", "&a", "*a", "@", "~", "[", "{"]
+PIECES = [
+    '"',
+    "'",
+    "\\",
+    "$HOME",
+    "${X}",
+    "`id`",
+    "#",
+    "%n",
+    "=",
+    ";",
+    " ",
+    "\t",
+    "é",
+    "模型",
+    "😀",
+]
+PIECES += [
+    "\\n",
+    '\\"',
+    "$(id)",
+    "a",
+    "Z",
+    "0",
+    "-",
+    ": ",
+    "- ",
+    "!x",
+    "&a",
+    "*a",
+    "@",
+    "~",
+    "[",
+    "{",
+]
 
 
 def texts(seed: int, count: int = 60) -> list[str]:

@@ -61,7 +61,7 @@ def test_a_digest_of_another_length_is_refused_with_its_length(length: int) -> N
     assert f"this has {length} characters" in message
 
 
-@pytest.mark.parametrize("digest", ["g" * 64, " " + "a" * 63, "a" * 63 + "\n", "٠" * 64])
+@pytest.mark.parametrize("digest", ["g" * 64, " " + "a" * 63, "a" * 63 + "\n", "\u0660" * 64])
 def test_a_digest_with_anything_but_hex_digits_is_refused(digest: str) -> None:
     assert "64 hex digits" in refused(conda_frontend_sha256=digest)
 
@@ -108,7 +108,8 @@ def test_an_ordinary_absolute_path_is_taken(path: str) -> None:
 
 @pytest.mark.parametrize("key", ["package_index", "proxy", "conda_frontend_url"])
 @pytest.mark.parametrize(
-    "url", ["", "mirror.example.com/simple", "ftp://mirror/x", "http://", "https://a b", "http://\n"]
+    "url",
+    ["", "mirror.example.com/simple", "ftp://mirror/x", "http://", "https://a b", "http://\n"],
 )
 def test_what_is_no_url_is_refused(key: str, url: str) -> None:
     assert "http://, https:// or file:// URL is needed" in refused(**{key: url})
@@ -227,6 +228,16 @@ def test_as_many_tensor_parallel_devices_as_listed_are_taken() -> None:
 
 def test_one_device_listed_twice_is_refused() -> None:
     assert "names one device twice" in refused(instances=instances({"devices": [1, 1]}))
+
+
+@pytest.mark.xfail(strict=True, reason="devices of two servers are not compared")
+def test_one_device_of_two_servers_is_refused() -> None:
+    message = refused(
+        instances=instances(
+            {"name": "a", "devices": [0, 1]}, {"name": "b", "port": 8001, "devices": [1, 2]}
+        )
+    )
+    assert "device 1" in message
 
 
 def test_a_server_on_an_accelerator_must_list_its_devices() -> None:

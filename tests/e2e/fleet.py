@@ -1,0 +1,171 @@
+"""What the end-to-end tests work with: inventories on lab hosts, pyinfra, and ssh to look for itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab import site
+from lab.site import named
+
+REPO = Path(__file__).resolve().parents[2]
+BIN = Path(sys.prefix) / "bin"
+NAMES = ("lab-8", "lab-9")
+"""Hosts of the tests: not the ones that a person's demo runs on."""
+MAIN, OTHER = NAMES
+GROUP_DATA = ("--group-data", "inventories/group_data")
+INSTANCE: dict[str, Any] = {
+    "name": "tiny",
+    "port": 8000,
+    "options": {"dtype": "bfloat16", "max-model-len": 1024, "max-num-seqs": 16},
+}
+
+INVENTORY = """
+from runpy import run_path
+_data = run_path({lab!r})["_data"] | {data!r}
+serving = ({hosts!r}, _data)
+{more}
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A program that ended: its exit code and all that it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Standard output and error together."""
+        return self.out + self.err
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The results of pyinfra's ``--json``."""
+        found: dict[str, Any] = json.loads(self.out)["results"]
+        return found
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of the operations that changed a host, from ``--json``."""
+        return [op["name"] for op in self.results["operations"] if op["success"]]
+
+
+def command(
+    program: str, *arguments: str, visible: bool = False, env: Mapping[str, str] | None = None
+) -> Done:
+    """Run a program of this environment in the project's root."""
+    done = subprocess.run(
+        [str(BIN / program), *arguments],
+        cwd=REPO,
+        env={**os.environ, **(env or {})},
+        capture_output=not visible,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout or "", done.stderr or "")
+
+
+def announce(text: str) -> None:
+    """One line for whoever watches the tests."""
+    print(f"\n    [{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def ssh(host: str, script: str) -> str:
+    """Run a shell script on a lab host and return what it prints; it must succeed."""
+    done = subprocess.run(
+        ["ssh", "-F", str(site.ssh_config()), host, script],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{host}: {script}: {done.stdout}{done.stderr}"
+    return done.stdout.strip()
+
+
+def until(condition: Callable[[], bool], what: str, patience_s: float = 180.0) -> None:
+    """Wait until ``condition`` holds; ``patience_s`` is a bound for a hang, not an expectation."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, f"still not: {what}"
+        time.sleep(0.3)
+
+
+def invocation(host: str, instance: str) -> str:
+    """The id of a server's present start: another one after every restart."""
+    return ssh(host, f"systemctl show -P InvocationID fp8fleet-{instance}.service")
+
+
+def url(host: str, port: int = 8080) -> str:
+    """Base URL of a host's proxy."""
+    return f"http://{named(host).address}:{port}"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Writes inventories into ``folder`` and runs pyinfra on them."""
+
+    folder: Path
+    capture: Any
+
+    def inventory(
+        self,
+        hosts: Mapping[str, Mapping[str, Any]] | None = None,
+        more: str = "",
+        **data: Any,
+    ) -> str:
+        """Write an inventory of lab hosts with ``data`` over the lab's own; returns its path.
+
+        Args:
+            hosts: further data by host name; by default the main host alone.
+            more: further Python lines, for other groups.
+            data: keys of the serving group.
+        """
+        chosen = hosts if hosts is not None else {MAIN: {}}
+        listed = [
+            (name, {"ssh_hostname": named(name).address} | dict(own))
+            if name.startswith("lab-")
+            else (name, dict(own))
+            for name, own in chosen.items()
+        ]
+        path = self.folder / f"inventory_{len(list(self.folder.iterdir()))}.py"
+        path.write_text(
+            INVENTORY.format(
+                lab=str(REPO / "inventories/lab.py"), data=data, hosts=listed, more=more
+            )
+        )
+        return str(path)
+
+    def full(self, inventory: str, *arguments: str, env: Mapping[str, str] | None = None) -> Done:
+        """``pyinfra -y --json INVENTORY deploys/full.py``."""
+        return self.pyinfra(inventory, "-y", "--json", *arguments, env=env)
+
+    def pyinfra(
+        self, inventory: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> Done:
+        """pyinfra on ``deploys/full.py``, with one visible line that says so."""
+        with self.capture.global_and_fixture_disabled():
+            announce(f"pyinfra deploys/full.py {' '.join(arguments)}")
+        return command("pyinfra", *GROUP_DATA, *arguments, inventory, "deploys/full.py", env=env)
+
+    def start(self, inventory: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start the same in the background; the caller ends it."""
+        return subprocess.Popen(
+            [str(BIN / "pyinfra"), *GROUP_DATA, "-y", *arguments, inventory, "deploys/full.py"],
+            cwd=REPO,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )

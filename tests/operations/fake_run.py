@@ -1,0 +1,101 @@
+"""Runs pyinfra on `@fake` hosts that answer facts as a host made from an inventory would.
+
+usage: fake_run.py MADE_FROM PYINFRA_ARGUMENTS...
+
+MADE_FROM is the inventory whose plan the hosts are in every respect, or `bare` for hosts with an
+operating system and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+
+from pyinfra.connectors.fake import FakeConnector
+from pyinfra.connectors.util import CommandOutput, OutputLine
+from pyinfra_cli.main import main
+
+from fp8fleet.inventory import load_fleet
+from fp8fleet.plan import HostPlan, make_plan
+
+
+@dataclass(frozen=True)
+class Made:
+    """A host that is what ``plan`` says."""
+
+    plan: HostPlan
+
+    def answer(self, command: str) -> list[str]:
+        """What the host prints."""
+        if command.startswith("sh -c "):
+            command = shlex.split(command)[2]
+        if match := re.match(r"for p in (.*?); do if \[ -L", command, re.S):
+            return [self._path(path) for path in shlex.split(match[1])]
+        if "dpkg-query" in command or "rpm -q" in command:
+            return [f"installed {name}" for name in self.plan.packages]
+        if match := re.match(r"for n in (.*?); do f=/proc/sys/", command):
+            return [f"{name} rw {self.plan.sysctl[name]}" for name in shlex.split(match[1])]
+        if "systemctl show" in command:
+            return self._unit(command)
+        return self._account(command)
+
+    def _path(self, path: str) -> str:
+        for directory in self.plan.directories:
+            if directory.path == path:
+                state = f"{directory.mode} {directory.owner} {directory.group}"
+                return f"directory {state}  {path}"
+        for file in self.plan.files:
+            if file.path == path:
+                digest = hashlib.sha256(file.resolved()).hexdigest()
+                return f"file {file.mode} {file.owner} {file.group} {digest} {path}"
+        prefixes = [environment.prefix for environment in self.plan.environments]
+        prefixes.append(self.plan.frontend.prefix or "" if self.plan.frontend else "")
+        if path in [f"{prefix}/.fp8fleet-whole" for prefix in prefixes]:
+            return f"file 644 root root x {path}"
+        return f"absent - - -  {path}"
+
+    def _unit(self, command: str) -> list[str]:
+        on = ["ActiveState=active", "SubState=running", "UnitFileState=enabled"]
+        if "nginx.service" in command and self.plan.proxy:
+            return [*on, f"Live={self.plan.proxy.digest}"]
+        if any(instance.unit in command for instance in self.plan.instances):
+            return [*on, "NeedDaemonReload=no", "Started=present", "Ready=yes"]
+        return ["ActiveState=inactive"]
+
+    def _account(self, command: str) -> list[str]:
+        user = self.plan.service_user
+        if "cat /etc/passwd" in command:
+            entry = f"{user}:x:999:999::{self.plan.home}:{self.plan.no_login_shell}"
+            return [f"{entry}|{user}|{user}||!"]
+        if "cat /etc/group" in command:
+            return [f"{user}:x:999:"]
+        if " verify " in command:
+            return ["whole"]
+        if "for u in fp8fleet-*.service" in command:
+            return [instance.unit for instance in self.plan.instances]
+        return bare(command)
+
+
+def bare(command: str) -> list[str]:
+    """What a host prints that has an operating system and nothing else."""
+    if "uname" in command:
+        return ["Linux"]
+    program = re.search(r"(?:which|command -v) '?([a-z]+)", command)
+    return [f"/usr/sbin/{program[1]}"] if program else []
+
+
+def _lookup(made: dict[str, Made], self: FakeConnector, command: str) -> tuple[bool, CommandOutput]:
+    machine = made.get(self.host.name)
+    printed = machine.answer(command) if machine else bare(command)
+    return True, CommandOutput([OutputLine("stdout", line) for line in printed])
+
+
+if __name__ == "__main__":
+    inventory = sys.argv.pop(1)
+    hosts = {} if inventory == "bare" else make_plan(load_fleet(inventory)).hosts
+    table = {name: Made(plan) for name, plan in hosts.items()}
+    FakeConnector._lookup_response = lambda self, command: _lookup(table, self, command)
+    main()

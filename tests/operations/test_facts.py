@@ -1,0 +1,310 @@
+"""Facts: what a host's answer means, odd answers included, and commands that a real shell runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from harness import asked, group, owner, program, run
+
+from roles.facts import PathState, PathStates
+from roles.host.facts import InstalledPackages, KernelParameter, KernelParameters
+from roles.model.facts import ModelIsWhole
+from roles.nginx.facts import Nginx, NginxState
+from roles.vllm.facts import Server, ServerState, UnitNames
+
+EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+# PathStates
+
+
+@pytest.fixture
+def odd_paths(tmp_path: Path) -> Path:
+    """A folder with a path of every kind, with odd names."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "file").chmod(0o640)
+    (tmp_path / "with  two spaces").write_bytes(b"")
+    (tmp_path / 'it\'s $HOME `id` "x" \\').write_bytes(b"")
+    (tmp_path / "-n").write_bytes(b"")
+    (tmp_path / "模型").mkdir(mode=0o750)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+def states(folder: Path, *names: str) -> dict[str, PathState]:
+    found = asked(PathStates, paths=[str(folder / name) for name in names])
+    assert isinstance(found, dict)
+    return {Path(path).name: state for path, state in found.items()}
+
+
+def test_a_file_has_mode_owner_group_and_digest(odd_paths: Path) -> None:
+    assert states(odd_paths, "file") == {"file": PathState("file", "640", owner(), group(), EMPTY)}
+
+
+def test_names_that_a_shell_could_misread_are_read_right(odd_paths: Path) -> None:
+    names = ["with  two spaces", 'it\'s $HOME `id` "x" \\', "-n", "模型"]
+    found = states(odd_paths, *names)
+    assert list(found) == names
+    assert [state.kind for state in found.values()] == ["file", "file", "file", "directory"]
+    assert found["模型"] == PathState("directory", "750", owner(), group(), "")
+
+
+def test_what_is_absent_a_link_or_a_pipe_is_said_so(odd_paths: Path) -> None:
+    found = states(odd_paths, "nothing", "link", "dangling", "pipe")
+    assert {name: state.kind for name, state in found.items()} == {
+        "nothing": "absent",
+        "link": "other",
+        "dangling": "other",
+        "pipe": "other",
+    }
+    assert found["nothing"] == PathState("absent", "-", "-", "-", "")
+    assert found["link"].sha256 == ""
+
+
+def test_many_paths_are_one_command(odd_paths: Path) -> None:
+    names = [f"n{number}" for number in range(200)]
+    assert len(states(odd_paths, *names)) == 200
+
+
+def test_no_answer_means_no_paths() -> None:
+    assert PathStates().process([]) == {}
+    assert PathStates.default() == {}
+
+
+# InstalledPackages
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        ([], set()),
+        (["installed curl", "installed g++"], {"curl", "g++"}),
+        (["config-files nginx", "not-installed numactl", "half-configured curl"], set()),
+        (["dpkg-query: no packages found matching x", ""], set()),
+    ],
+)
+def test_only_installed_packages_count(output: list[str], names: set[str]) -> None:
+    assert InstalledPackages().process(output) == names
+    assert InstalledPackages.default() == set()
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="dpkg-query is not on this machine")
+def test_dpkg_is_asked_for_all_packages_at_once() -> None:
+    found = asked(
+        InstalledPackages, names=["dpkg", "no-such-package-x", "base-files"], family="apt"
+    )
+    assert found == {"dpkg", "base-files"}
+
+
+def test_rpm_is_asked_by_what_a_package_provides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "rpm", 'case "$*" in *--whatprovides\\ gcc-c++) exit 0;; *) exit 1;; esac')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert asked(InstalledPackages, names=["gcc-c++", "nginx"], family="dnf") == {"gcc-c++"}
+
+
+@pytest.mark.parametrize("family", ["apt", "dnf"])
+def test_a_host_without_the_package_manager_has_no_package(family: str, tmp_path: Path) -> None:
+    command = str(InstalledPackages().command(names=["curl"], family=family))
+    result = run(command, env={"PATH": str(tmp_path)})
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+# KernelParameters
+
+
+@pytest.mark.parametrize(
+    ("line", "parameter"),
+    [
+        ("net.core.somaxconn rw 4096", KernelParameter("4096", True)),
+        ("net.core.somaxconn ro 4096", KernelParameter("4096", False)),
+        (
+            "net.ipv4.tcp_rmem rw 4096\t131072\t6291456",
+            KernelParameter("4096 131072 6291456", True),
+        ),
+        ("net.nothing - -", KernelParameter(None, False)),
+    ],
+)
+def test_a_kernel_parameters_value_is_normalised(line: str, parameter: KernelParameter) -> None:
+    assert KernelParameters().process([line]) == {line.split()[0]: parameter}
+
+
+@pytest.mark.xfail(strict=True, reason="the parser wants three words: ValueError, host failed")
+@pytest.mark.parametrize("line", ["kernel.modprobe rw ", "kernel.modprobe rw"])
+def test_a_kernel_parameter_may_be_empty(line: str) -> None:
+    assert KernelParameters().process([line]) == {"kernel.modprobe": KernelParameter("", True)}
+
+
+@pytest.mark.skipif(not Path("/proc/sys/kernel/ostype").exists(), reason="no /proc/sys")
+def test_this_kernel_is_asked() -> None:
+    found = asked(KernelParameters, names=["kernel.ostype", "no.such.parameter"])
+    assert found["kernel.ostype"].value == "Linux"
+    assert not found["kernel.ostype"].writable
+    assert found["no.such.parameter"] == KernelParameter(None, False)
+
+
+# ModelIsWhole
+
+
+@pytest.mark.parametrize(("code", "whole"), [(0, True), (1, False), (2, False)])
+def test_a_model_is_whole_when_the_tool_says_so(tmp_path: Path, code: int, whole: bool) -> None:
+    program(tmp_path, "python", f'echo "not whole: whole"; exit {code}')
+    arguments = {"program": "/x.pyz", "manifest": "/m.toml", "directory": "/models/tiny"}
+    found = asked(ModelIsWhole, interpreter=f"{tmp_path}/python", full=False, **arguments)
+    assert found is whole
+
+
+def test_a_host_without_the_tool_has_no_whole_model() -> None:
+    arguments = {"program": "/x.pyz", "manifest": "/m.toml", "directory": "/models/tiny"}
+    assert asked(ModelIsWhole, interpreter="/no/python", full=False, **arguments) is False
+
+
+@pytest.mark.parametrize(("full", "option"), [(True, True), (False, False)])
+def test_full_verification_is_asked_for_by_option(full: bool, option: bool) -> None:
+    command = ModelIsWhole().command("/p", "/x.pyz", "/m.toml", "/models/tiny", full)
+    assert ("verify /m.toml /models/tiny --full " in command) is option
+
+
+# Server
+
+READY = [
+    "ActiveState=active",
+    "SubState=running",
+    "UnitFileState=enabled",
+    "NeedDaemonReload=no",
+    "Started=present",
+    "Ready=yes",
+]
+
+
+def changed(**values: str) -> list[str]:
+    """``READY`` with other values."""
+    return [f"{k}={values.get(k, v)}" for k, v in (line.split("=", 1) for line in READY)]
+
+
+def test_a_ready_server_is_all_that() -> None:
+    assert Server().process(READY) == ServerState(True, True, False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("active", "sub", "runs"),
+    [
+        ("active", "running", True),
+        ("active", "exited", False),
+        ("activating", "start-pre", False),
+        ("activating", "auto-restart", False),
+        ("deactivating", "stop-sigterm", False),
+        ("failed", "failed", False),
+        ("inactive", "dead", False),
+    ],
+)
+def test_only_a_running_server_is_active(active: str, sub: str, runs: bool) -> None:
+    assert Server().process(changed(ActiveState=active, SubState=sub)).active is runs
+
+
+def test_an_unknown_unit_is_nothing() -> None:
+    output = ["ActiveState=inactive", "SubState=dead", "UnitFileState=", "NeedDaemonReload=no"]
+    assert Server().process(output) == ServerState(False, False, False, False, False)
+    assert Server().process([]) == Server.default()
+
+
+def test_noise_between_the_answers_is_overlooked() -> None:
+    noise = ["System has not been booted with systemd", "", "sh: 1: x: not found"]
+    assert Server().process([*noise, *READY, *noise]) == Server().process(READY)
+
+
+def server_asked(check: str = "false") -> ServerState:
+    state = asked(Server, unit="fp8fleet-main.service", instance="main", check=check)
+    assert isinstance(state, ServerState)
+    return state
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the run directory, and a systemctl that knows nothing."""
+    monkeypatch.setattr("roles.vllm.facts.RUN_DIRECTORY", str(tmp_path))
+    program(tmp_path / "bin", "systemctl", "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return tmp_path
+
+
+def test_a_bare_host_has_no_server(systemd: Path) -> None:
+    assert server_asked("/no/python /no/tool ready") == Server.default()
+
+
+@pytest.mark.parametrize(
+    ("check", "ready"),
+    [("true", True), ("false", False), ("echo Ready=yes; false", False), ("exec 2>&1; true", True)],
+)
+def test_a_server_is_ready_when_the_check_says_so(systemd: Path, check: str, ready: bool) -> None:
+    assert server_asked(f"sh -c '{check}'").ready is ready
+
+
+def test_a_server_that_changed_since_its_start_is_told_by_its_files(systemd: Path) -> None:
+    """What the unit's ExecStartPre wrote is compared with the files as they are."""
+    options = systemd / "main.yaml"
+    options.write_text("a: 1\n")
+    assert not server_asked().started_from_present_files
+    run(f"sha256sum {options} >{systemd}/main.started")
+    assert server_asked().started_from_present_files
+    options.write_text("a: 2\n")
+    assert not server_asked().started_from_present_files
+    options.unlink()
+    assert not server_asked().started_from_present_files
+
+
+# UnitNames
+
+
+def test_unit_names_are_sorted_and_without_blanks() -> None:
+    assert UnitNames().process(["fp8fleet-b.service", "", " fp8fleet-a.service "]) == [
+        "fp8fleet-a.service",
+        "fp8fleet-b.service",
+    ]
+    assert UnitNames().process([]) == []
+
+
+def test_only_our_units_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roles.vllm.facts.UNIT_DIRECTORY", str(tmp_path))
+    assert asked(UnitNames) == []
+    for name in ("fp8fleet-a.service", "fp8fleet-b.c.service", "nginx.service", "fp8fleet-x.mount"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "fp8fleet-a.service.fp8fleet-new").write_text("")
+    assert asked(UnitNames) == ["fp8fleet-a.service", "fp8fleet-b.c.service"]
+
+
+def test_a_host_without_systemds_folder_has_no_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roles.vllm.facts.UNIT_DIRECTORY", str(tmp_path / "none"))
+    assert asked(UnitNames) == []
+
+
+# Nginx
+
+
+@pytest.mark.parametrize(
+    ("output", "state"),
+    [
+        (["ActiveState=active", "UnitFileState=enabled", "Live=0123"], (True, True, "0123")),
+        (["ActiveState=inactive", "UnitFileState=disabled", "Live="], (False, False, None)),
+        (["ActiveState=failed", "UnitFileState=enabled", "Live="], (False, True, None)),
+        (["ActiveState=active", "UnitFileState=", "Live=<html>"], (True, False, "<html>")),
+        (["ActiveState=reloading", "Live=0123"], (False, False, "0123")),
+        ([], (False, False, None)),
+    ],
+)
+def test_nginxs_state(output: list[str], state: tuple[bool, bool, str | None]) -> None:
+    assert Nginx().process(output) == NginxState(*state)
+
+
+def test_a_host_without_nginx_and_curl_serves_nothing(tmp_path: Path) -> None:
+    result = run(str(Nginx().command(status_port=1)), env={"PATH": str(tmp_path)})
+    assert result.returncode == 0
+    assert Nginx().process(result.stdout.splitlines()) == Nginx.default()

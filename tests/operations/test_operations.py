@@ -1,0 +1,734 @@
+"""Operations: the commands that come out of a host's state, and what they do in a real shell."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from harness import (
+    ENGINE,
+    FRONTEND,
+    INSTANCE,
+    MODEL,
+    PROXY,
+    TOOLS,
+    Command,
+    RecordedHost,
+    asked,
+    commands,
+    context,
+    group,
+    host_plan,
+    lines,
+    owner,
+    planned_file,
+    run,
+)
+from pyinfra import logger
+from pyinfra.api import FunctionCommand
+
+from fp8fleet.accept import CheckResult
+from fp8fleet.plan import PlannedDirectory
+from fp8fleet.secrets import SecretRef
+from roles.accept import operations as accept_operations
+from roles.accept.operations import endpoint_answers
+from roles.conda.operations import engine_environment, frontend, tools_environment
+from roles.facts import PathState, PathStates
+from roles.host.facts import InstalledPackages, KernelParameter, KernelParameters
+from roles.host.operations import kernel_parameters, packages
+from roles.model import operations as model_operations
+from roles.model.facts import ModelIsWhole
+from roles.model.operations import model_files
+from roles.nginx.facts import Nginx, NginxState
+from roles.nginx.operations import live_configuration
+from roles.operations import WORK_LOCK, place, streamed
+from roles.vllm.facts import Server, ServerState, UnitNames
+from roles.vllm.operations import serve_instance, stop_unplanned
+
+EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+"""SHA256 of no bytes."""
+SECRET = "sk-live-5ecre7"
+ABSENT: dict[str, PathState] = {}
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the operator is warned of."""
+    said: list[str] = []
+    monkeypatch.setattr(logger, "warning", said.append)
+    return said
+
+
+# place
+
+
+def real_states(paths: list[str]) -> dict[str, PathState]:
+    states = asked(PathStates, paths=paths)
+    assert isinstance(states, dict)
+    return states
+
+
+def placed(**arguments: Any) -> list[Command]:
+    """The commands of ``place`` on this machine as it is."""
+    return commands(place, {PathStates: lambda paths: real_states(paths)}, **arguments)
+
+
+def do_place(**arguments: Any) -> int:
+    """Run ``place`` here; returns the number of commands."""
+    found = placed(**arguments)
+    for command in found:
+        result = run(command)
+        assert result.returncode == 0, result.stderr
+    return len(found)
+
+
+def test_nothing_to_place_asks_nothing() -> None:
+    assert commands(place, {}) == []
+
+
+def test_all_states_are_one_fact(tmp_path: Path) -> None:
+    host = RecordedHost({PathStates: ABSENT})
+    files = [planned_file(tmp_path / name) for name in "abc"]
+    with context(host):
+        list(place._inner(files=files, directories=[PlannedDirectory("/d")]))
+    assert [fact for fact, _ in host.asked] == [PathStates]
+    assert host.asked[0][1]["paths"] == ["/d", *[file.path for file in files]]
+
+
+def test_a_file_is_placed_once(tmp_path: Path) -> None:
+    file = planned_file(tmp_path / "it's a $file", bytes(range(256)) * 300, mode="640")
+    assert do_place(files=[file]) == 1
+    path = Path(file.path)
+    assert path.read_bytes() == file.content
+    assert path.stat().st_mode & 0o7777 == 0o640
+    assert (path.owner(), path.group()) == (owner(), group())
+    assert do_place(files=[file]) == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_an_empty_file_is_placed(tmp_path: Path) -> None:
+    file = planned_file(tmp_path / "empty", b"")
+    assert do_place(files=[file]) == 1
+    assert Path(file.path).read_bytes() == b""
+    assert do_place(files=[file]) == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "content"), [("644", b"other\n"), ("600", b"text\n"), ("600", b"other\n")]
+)
+def test_changed_content_or_mode_is_one_command_and_then_none(
+    tmp_path: Path, mode: str, content: bytes
+) -> None:
+    do_place(files=[planned_file(tmp_path / "f", b"text\n", mode="644")])
+    other = planned_file(tmp_path / "f", content, mode=mode)
+    assert do_place(files=[other]) == 1
+    assert do_place(files=[other]) == 0
+
+
+@pytest.mark.parametrize("key", ["owner", "group"])
+def test_another_owner_is_a_change(key: str) -> None:
+    file = planned_file("/x", b"")
+    state = PathState("file", "644", file.owner, file.group, EMPTY)
+    assert commands(place, {PathStates: {"/x": state}}, files=[file]) == []
+    other = replace(state, **{key: "nobody"})
+    assert len(commands(place, {PathStates: {"/x": other}}, files=[file])) == 1
+
+
+def test_only_what_is_not_so_is_placed(tmp_path: Path) -> None:
+    files = [planned_file(tmp_path / name, name.encode()) for name in "abc"]
+    do_place(files=files)
+    (tmp_path / "b").write_text("changed by hand")
+    (command,) = placed(files=files)
+    assert str(tmp_path / "b") in command.text
+
+
+def test_a_link_in_a_files_place_is_replaced_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "f").symlink_to(tmp_path / "target")
+    do_place(files=[planned_file(tmp_path / "f")])
+    assert (tmp_path / "target").read_text() == "kept"
+    assert not (tmp_path / "f").is_symlink()
+
+
+@pytest.mark.xfail(strict=True, reason="mv moves the file into the directory: never converges")
+def test_a_directory_in_a_files_place_is_a_failure_that_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    (command,) = placed(files=[planned_file(tmp_path / "f")])
+    assert run(command).returncode != 0
+    assert list(tmp_path.rglob("*")) == [tmp_path / "f"]
+
+
+def test_content_goes_through_stdin_and_not_through_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FP8FLEET_TEST_KEY", SECRET)
+    reference = SecretRef.parse("env:FP8FLEET_TEST_KEY")
+    file = planned_file(
+        tmp_path / "key", f"{reference.placeholder}\n".encode(), mode="600", secrets=(reference,)
+    )
+    (command,) = placed(files=[file])
+    assert SECRET not in command.text
+    assert base64.b64encode(SECRET.encode()).decode()[:8] not in command.text
+    assert command.stdin
+    assert base64.b64decode(command.stdin) == f"{SECRET}\n".encode()
+    do_place(files=[file])
+    assert (tmp_path / "key").read_text() == f"{SECRET}\n"
+    assert do_place(files=[file]) == 0
+
+
+def test_a_secret_file_is_never_readable_by_others_on_its_way(tmp_path: Path) -> None:
+    """The file beside is made with umask 077 and gets its mode before its name."""
+    (command,) = placed(files=[planned_file(tmp_path / "key", mode="600")])
+    assert command.text.startswith("umask 077; base64 -d >")
+    assert command.text.index("chmod 600") < command.text.index("mv -f")
+
+
+def test_a_killed_runs_leftover_is_overwritten(tmp_path: Path) -> None:
+    file = planned_file(tmp_path / "f")
+    (tmp_path / "f.fp8fleet-new").write_text("half a fi")
+    assert do_place(files=[file]) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_text() == "text\n"
+
+
+def test_a_file_that_its_check_refuses_never_gets_its_name(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("the old one")
+    file = planned_file(tmp_path / "f", b"bad\n")
+    (command,) = placed(files=[file], check="grep -q good {}")
+    assert run(command).returncode != 0
+    assert (tmp_path / "f").read_text() == "the old one"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_file_that_its_check_accepts_gets_its_name(tmp_path: Path) -> None:
+    file = planned_file(tmp_path / "f", b"good\n")
+    assert do_place(files=[file], check="grep -q good {}") == 1
+    assert (tmp_path / "f").read_text() == "good\n"
+
+
+def test_a_file_whose_folder_is_missing_is_a_failure(tmp_path: Path) -> None:
+    (command,) = placed(files=[planned_file(tmp_path / "none/f")])
+    assert run(command).returncode != 0
+
+
+def directory(path: Path, mode: str = "755") -> PlannedDirectory:
+    return PlannedDirectory(str(path), mode, owner(), group())
+
+
+def test_a_directory_is_made_with_its_mode_once(tmp_path: Path) -> None:
+    wanted = [directory(tmp_path / "a b"), directory(tmp_path / "a b/c", "750")]
+    assert do_place(directories=wanted) == 2
+    assert (tmp_path / "a b/c").stat().st_mode & 0o777 == 0o750
+    assert do_place(directories=wanted) == 0
+
+
+def test_a_directorys_mode_is_set_right(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir(mode=0o700)
+    assert do_place(directories=[directory(tmp_path / "d")]) == 1
+    assert do_place(directories=[directory(tmp_path / "d")]) == 0
+
+
+@pytest.mark.xfail(strict=True, reason="a link to a directory never counts as one: always a change")
+def test_a_link_to_a_directory_is_as_good_as_one(tmp_path: Path) -> None:
+    """Models often lie on a big disk elsewhere, with a link in the usual place."""
+    (tmp_path / "big").mkdir(mode=0o755)
+    (tmp_path / "models").symlink_to(tmp_path / "big")
+    do_place(directories=[directory(tmp_path / "models")])
+    assert do_place(directories=[directory(tmp_path / "models")]) == 0
+
+
+def test_directories_come_before_files(tmp_path: Path) -> None:
+    do_place(directories=[directory(tmp_path / "d")], files=[planned_file(tmp_path / "d/f")])
+    assert (tmp_path / "d/f").is_file()
+
+
+# streamed
+
+
+def test_a_long_command_is_shown_and_waits_for_what_a_killed_run_left() -> None:
+    command = streamed("make it", {"A": "x y", "B": "$HOME"})
+    text = str(command.get_raw_value())
+    assert re.fullmatch(rf"flock --timeout \d+ {WORK_LOCK} env A='x y' B='\$HOME' make it", text)
+
+
+# packages
+
+
+def test_a_host_that_has_its_packages_gets_no_command() -> None:
+    facts = {InstalledPackages: {"curl", "nginx", "more"}}
+    arguments = {"names": ["curl", "nginx"], "proxy": None, "ca_bundle": None}
+    assert lines(packages, facts, family="apt", **arguments) == []
+    assert lines(packages, facts, family="dnf", **arguments) == []
+
+
+def test_only_missing_packages_are_installed_by_apt() -> None:
+    found = commands(
+        packages,
+        {InstalledPackages: {"curl"}},
+        names=["curl", "g++", "nginx"],
+        family="apt",
+        proxy=None,
+        ca_bundle=None,
+    )
+    assert all(command.streamed for command in found)
+    assert [command.text.split()[-1] for command in found][-2:] == ["update", "nginx"]
+    install = found[-1].text
+    assert install.endswith("--no-install-recommends install g++ nginx")
+    assert "DPkg::Lock::Timeout=" in install
+    assert "DEBIAN_FRONTEND=noninteractive" in install
+
+
+def test_only_missing_packages_are_installed_by_dnf() -> None:
+    found = lines(
+        packages,
+        {InstalledPackages: {"curl"}},
+        names=["curl", "gcc-c++"],
+        family="dnf",
+        proxy="http://p:3128/?a&b",
+        ca_bundle="/etc/ca.pem",
+    )
+    (install,) = found
+    words = shlex.split(install)
+    assert words[-2:] == ["install", "gcc-c++"]
+    assert "--setopt=proxy=http://p:3128/?a&b" in words
+    assert "--setopt=sslcacert=/etc/ca.pem" in words
+
+
+# kernel_parameters
+
+
+def test_a_parameter_in_force_gets_no_command() -> None:
+    facts = {KernelParameters: {"net.a": KernelParameter("1 2", True)}}
+    assert lines(kernel_parameters, facts, values={"net.a": "1\t2"}) == []
+    assert lines(kernel_parameters, {}, values={}) == []
+
+
+def test_a_parameter_with_another_value_is_set() -> None:
+    facts = {KernelParameters: {"net.a": KernelParameter("1", True)}}
+    (command,) = lines(kernel_parameters, facts, values={"net.a": "4096 8192"})
+    assert shlex.split(command) == ["sysctl", "-q", "-w", "net.a=4096 8192"]
+
+
+def test_a_parameter_that_a_container_may_not_set_is_said_and_left(warnings: list[str]) -> None:
+    facts = {KernelParameters: {"vm.a": KernelParameter("60", False)}}
+    assert lines(kernel_parameters, facts, values={"vm.a": "10"}) == []
+    (warning,) = warnings
+    assert "kernel parameter vm.a is 60, planned is 10" in warning
+    assert "container" in warning
+
+
+def test_a_parameter_that_the_kernel_lacks_is_said_and_left(warnings: list[str]) -> None:
+    facts = {KernelParameters: {"net.a": KernelParameter(None, False)}}
+    assert lines(kernel_parameters, facts, values={"net.a": "1", "net.b": "1"}) == []
+    assert len(warnings) == 2
+    assert "this kernel lacks it" in warnings[0]
+
+
+# conda
+
+
+WHOLE = PathState("file", "644", "root", "root", "")
+HALF: dict[str, PathState] = {}
+
+
+def stamps(*prefixes: str) -> Callable[..., dict[str, PathState]]:
+    """A host on which the environments at ``prefixes`` are whole."""
+    whole = [f"{prefix}/.fp8fleet-whole" for prefix in prefixes]
+
+    def states(paths: list[str]) -> dict[str, PathState]:
+        return {path: WHOLE if path in whole else PathState("absent") for path in paths}
+
+    return states
+
+
+def test_whole_environments_get_no_command() -> None:
+    facts = {PathStates: stamps(FRONTEND.prefix or "", TOOLS.prefix, ENGINE.prefix)}
+    plan = host_plan()
+    for operation in (frontend, tools_environment, engine_environment):
+        assert lines(operation, facts, plan=plan) == []
+
+
+def test_a_stamp_that_is_no_file_does_not_count() -> None:
+    facts = {PathStates: {f"{ENGINE.prefix}/.fp8fleet-whole": PathState("directory")}}
+    assert lines(engine_environment, facts, plan=host_plan())
+
+
+@pytest.mark.parametrize(
+    ("operation", "prefix"),
+    [
+        (frontend, FRONTEND.prefix),
+        (tools_environment, TOOLS.prefix),
+        (engine_environment, ENGINE.prefix),
+    ],
+)
+def test_what_is_not_whole_is_made_anew_and_stamped_last(
+    operation: Callable[..., Any], prefix: str
+) -> None:
+    found = lines(operation, {PathStates: HALF}, plan=host_plan())
+    assert found[0].startswith(f"rm -rf {prefix}")
+    assert found[-1] == f"sync && touch {prefix}/.fp8fleet-whole"
+    assert not [line for line in found[:-1] if ".fp8fleet-whole" in line]
+
+
+def test_a_frontend_that_hosts_have_is_left_alone() -> None:
+    plan = host_plan(frontend=replace(FRONTEND, prefix=None, url=None, sha256=None))
+    assert lines(frontend, {}, plan=plan) == []
+
+
+def test_a_frontend_is_fetched_checked_and_then_run() -> None:
+    found = lines(frontend, {PathStates: HALF}, plan=host_plan())
+    kinds = ["rm -rf", "curl --fail", "sha256sum -c", " -b -p ", "rm -f", "touch"]
+    assert len(found) == len(kinds)
+    for line, kind in zip(found, kinds, strict=True):
+        assert kind in line
+    assert str(FRONTEND.sha256) in found[2]
+
+
+def test_a_frontend_that_is_a_program_is_installed_under_its_name() -> None:
+    program = replace(FRONTEND, url="https://m.example.com/micromamba")
+    found = lines(frontend, {PathStates: HALF}, plan=host_plan(frontend=program))
+    download = f"{FRONTEND.prefix}.download"
+    assert f"install -m 755 {download} {FRONTEND.program}" in found
+
+
+def frontend_check(folder: Path, content: bytes, sha256: str) -> Any:
+    """Run the digest check of a fetched frontend."""
+    (folder / "d1.download").write_bytes(content)
+    front = replace(FRONTEND, prefix=f"{folder}/d1", sha256=sha256)
+    found = lines(frontend, {PathStates: HALF}, plan=host_plan(frontend=front))
+    return run(next(line for line in found if "sha256sum -c" in line))
+
+
+def test_a_frontend_with_the_right_digest_passes(tmp_path: Path) -> None:
+    assert frontend_check(tmp_path, b"", EMPTY).returncode == 0
+
+
+def test_a_frontend_with_another_digest_is_removed_and_both_digests_are_said(
+    tmp_path: Path,
+) -> None:
+    result = frontend_check(tmp_path, b"<html>", "ab" * 32)
+    assert result.returncode == 1
+    assert "conda_frontend_url: expected SHA256 " + "ab" * 32 in result.stderr
+    assert f"got: {hashlib.sha256(b'<html>').hexdigest()}" in result.stderr
+    assert not (tmp_path / "d1.download").exists()
+
+
+def test_tools_are_filled_by_pip_and_the_engine_by_the_tools_uv() -> None:
+    plan = host_plan()
+    tools = " ".join(lines(tools_environment, {PathStates: HALF}, plan=plan))
+    engine = " ".join(lines(engine_environment, {PathStates: HALF}, plan=plan))
+    assert f"{TOOLS.prefix}/bin/python -m pip install" in tools
+    assert f"{TOOLS.prefix}/bin/uv pip install --python {ENGINE.prefix}/bin/python" in engine
+    for text in (tools, engine):
+        assert "--require-hashes" in text
+        assert "--index-url=https://m.example.com/simple?a&b" in shlex.split(text)
+
+
+def test_an_environment_takes_only_its_channels() -> None:
+    found = lines(engine_environment, {PathStates: HALF}, plan=host_plan())
+    create = shlex.split(found[1])
+    start = create.index("create")
+    assert create[start - 1] == FRONTEND.program
+    assert create[start:] == [
+        *("create", "-y", "-q", "-p", ENGINE.prefix, "--override-channels"),
+        *("-c", "https://m.example.com/conda", "-c", "a b"),
+        *("python=3.12", "cuda-nvcc=13.0", "ninja"),
+    ]
+
+
+def test_an_engine_is_proved_by_its_import_before_its_stamp() -> None:
+    found = lines(engine_environment, {PathStates: HALF}, plan=host_plan())
+    proof = next(i for i, line in enumerate(found) if "import vllm" in line)
+    assert "VLLM_TARGET_DEVICE=cpu" in found[proof]
+    assert proof > next(i for i, line in enumerate(found) if "uv pip install" in line)
+
+
+def test_pins_come_before_the_engine() -> None:
+    pinned = replace(ENGINE, pins="/etc/f/pins.txt")
+    found = lines(engine_environment, {PathStates: HALF}, plan=host_plan(engine=pinned))
+    installs = [line for line in found if "uv pip install" in line]
+    assert installs[0].endswith("--no-deps -r /etc/f/pins.txt")
+    assert installs[1].endswith("-r /etc/f/engine.txt")
+
+
+@pytest.mark.parametrize(("build", "compiles"), [("wheel", False), ("source", True)])
+def test_wheels_only_unless_the_engine_is_built(build: str, compiles: bool) -> None:
+    engine = replace(ENGINE, build=build)
+    found = " ".join(lines(engine_environment, {PathStates: HALF}, plan=host_plan(engine=engine)))
+    assert ("--only-binary :all:" not in found) is compiles
+
+
+def test_a_gateway_gets_no_engine() -> None:
+    assert lines(engine_environment, {}, plan=host_plan(engine=None)) == []
+
+
+# model
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The run's switches."""
+    switches = SimpleNamespace(verify_full=False)
+    monkeypatch.setattr(model_operations, "current", lambda: switches)
+    yield switches
+
+
+def test_a_whole_model_is_left_alone(session: SimpleNamespace) -> None:
+    assert lines(model_files, {ModelIsWhole: True}, plan=host_plan()) == []
+
+
+def test_a_model_that_is_not_whole_is_fetched_with_visible_progress(
+    session: SimpleNamespace,
+) -> None:
+    (command,) = commands(model_files, {ModelIsWhole: False}, plan=host_plan())
+    assert command.streamed
+    assert command.text.endswith(
+        "/opt/f/tools/t1/bin/python /opt/f/bin/fp8fleet.pyz fetch /etc/f/models/tiny-1.toml"
+        " /models/tiny/1"
+    )
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_full_verification_hashes_again(session: SimpleNamespace, full: bool) -> None:
+    session.verify_full = full
+    seen: list[bool] = []
+
+    def whole(**arguments: Any) -> bool:
+        seen.append(arguments["full"])
+        return True
+
+    lines(model_files, {ModelIsWhole: whole}, plan=host_plan())
+    assert seen == [full]
+
+
+def test_a_models_token_is_named_by_its_file(session: SimpleNamespace) -> None:
+    plan = host_plan(model=replace(MODEL, token="/etc/f/t.token"), ca_bundle="/etc/ca.pem")
+    (command,) = lines(model_files, {ModelIsWhole: False}, plan=plan)
+    assert "--token-file /etc/f/t.token" in command
+    assert "--ca-bundle /etc/ca.pem" in command
+
+
+def test_a_gateway_gets_no_model(session: SimpleNamespace) -> None:
+    assert lines(model_files, {}, plan=host_plan(model=None)) == []
+
+
+# vllm
+
+
+FINE = ServerState(
+    active=True, enabled=True, needs_reload=False, started_from_present_files=True, ready=True
+)
+RELOAD = "systemctl daemon-reload"
+ENABLE = "systemctl enable --quiet fp8fleet-main.service"
+RESET = "systemctl reset-failed fp8fleet-main.service 2>/dev/null || true"
+RESTART = "systemctl restart fp8fleet-main.service"
+READY = "ready"
+
+
+def served(state: ServerState) -> list[str]:
+    """The commands for a server in ``state``, shortened."""
+    found = lines(serve_instance, {Server: state}, plan=host_plan(), instance=INSTANCE)
+    short = [re.sub(r"^flock --timeout \d+ \S+ env +", "", line) for line in found]
+    return [READY if ".pyz ready " in line else line for line in short]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, []),
+        ({"enabled": False}, [ENABLE]),
+        ({"ready": False}, [READY]),
+        ({"ready": False, "enabled": False}, [ENABLE, READY]),
+        ({"started_from_present_files": False}, [RESET, RESTART, READY]),
+        ({"started_from_present_files": False, "ready": False}, [RESET, RESTART, READY]),
+        (
+            {"needs_reload": True, "started_from_present_files": False},
+            [RELOAD, RESET, RESTART, READY],
+        ),
+        ({"needs_reload": True}, [RELOAD]),
+        ({"active": False, "ready": False}, [RELOAD, RESET, RESTART, READY]),
+        ({"active": False}, [RELOAD, RESET, RESTART, READY]),
+        (
+            {
+                "active": False,
+                "enabled": False,
+                "started_from_present_files": False,
+                "ready": False,
+            },
+            [RELOAD, ENABLE, RESET, RESTART, READY],
+        ),
+    ],
+)
+def test_a_server_gets_what_its_state_lacks_and_no_more(
+    change: dict[str, bool], expected: list[str]
+) -> None:
+    assert served(replace(FINE, **change)) == expected
+
+
+def test_a_start_and_its_wait_are_shown_as_they_run() -> None:
+    bare = ServerState(False, False, False, False, False)
+    found = commands(serve_instance, {Server: bare}, plan=host_plan(), instance=INSTANCE)
+    assert [command.streamed for command in found[-2:]] == [True, True]
+
+
+def ready_words(**changes: Any) -> list[str]:
+    facts = {Server: replace(FINE, ready=False)}
+    instance = replace(INSTANCE, **changes)
+    (command,) = lines(serve_instance, facts, plan=host_plan(), instance=instance)
+    return shlex.split(command)
+
+
+def test_readiness_is_asked_with_the_instances_own_settings() -> None:
+    words = ready_words()
+    assert words[words.index("ready") :] == [
+        "ready",
+        *("--unit", "fp8fleet-main.service", "--url", "http://127.0.0.1:8000", "--model", "tiny"),
+        *("--timeout", "1800", "--warm-up", "16", "--marker", "/run/fp8fleet/main.ready"),
+    ]
+
+
+@pytest.mark.parametrize("model_id", ["a b", "bob's", "$HOME", '"x"', "a;reboot", "org/模型"])
+def test_a_model_id_reaches_the_tool_as_it_is(model_id: str) -> None:
+    words = ready_words(model_id=model_id)
+    assert words[words.index("--model") + 1] == model_id
+
+
+def test_the_key_is_named_by_its_file() -> None:
+    words = ready_words(key_file="/etc/fp8fleet/instances/main.key")
+    assert words[-2:] == ["--api-key-file", "/etc/fp8fleet/instances/main.key"]
+
+
+def test_the_state_is_asked_with_the_check_that_changes_nothing() -> None:
+    seen: list[str] = []
+
+    def server(unit: str, instance: str, check: str) -> ServerState:
+        assert (unit, instance) == (INSTANCE.unit, INSTANCE.name)
+        seen.append(check)
+        return FINE
+
+    assert lines(serve_instance, {Server: server}, plan=host_plan(), instance=INSTANCE) == []
+    assert seen[0].endswith("--check")
+    assert "flock" not in seen[0]
+
+
+def test_planned_servers_are_not_stopped() -> None:
+    facts = {UnitNames: ["fp8fleet-main.service"]}
+    assert lines(stop_unplanned, facts, plan=host_plan()) == []
+    assert lines(stop_unplanned, {UnitNames: []}, plan=host_plan()) == []
+
+
+def test_an_unplanned_server_is_stopped_and_its_files_are_removed() -> None:
+    facts = {UnitNames: ["fp8fleet-main.service", "fp8fleet-old.v1.service"]}
+    stop, remove = commands(stop_unplanned, facts, plan=host_plan())
+    assert stop.streamed
+    assert stop.text.endswith("systemctl disable --now fp8fleet-old.v1.service")
+    words = shlex.split(remove.text)
+    assert words[:2] == ["rm", "-f"]
+    assert words[words.index("&&") :] == ["&&", "systemctl", "daemon-reload"]
+    assert set(words[2 : words.index("&&")]) == {
+        "/etc/systemd/system/fp8fleet-old.v1.service",
+        "/etc/fp8fleet/instances/old.v1.yaml",
+        "/etc/fp8fleet/instances/old.v1.env",
+        "/etc/fp8fleet/instances/old.v1.key",
+        "/run/fp8fleet/old.v1.started",
+        "/run/fp8fleet/old.v1.ready",
+    }
+
+
+def test_a_host_that_serves_no_more_loses_every_server() -> None:
+    facts = {UnitNames: ["fp8fleet-a.service", "fp8fleet-b.service"]}
+    found = lines(stop_unplanned, facts, plan=host_plan(instances=()))
+    assert len([line for line in found if "disable --now" in line]) == 2
+
+
+# nginx
+
+
+LIVE = NginxState(active=True, enabled=True, digest=PROXY.digest)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (LIVE, []),
+        (replace(LIVE, enabled=False), ["enable"]),
+        (replace(LIVE, digest="another"), ["reload", "wait"]),
+        (replace(LIVE, digest=None), ["reload", "wait"]),
+        (replace(LIVE, active=False), ["restart", "wait"]),
+        (NginxState(False, False, None), ["enable", "restart", "wait"]),
+    ],
+)
+def test_nginx_gets_what_its_state_lacks_and_no_more(
+    state: NginxState, expected: list[str]
+) -> None:
+    found = lines(live_configuration, {Nginx: state}, proxy=PROXY)
+    short = [line.split()[1] if line.startswith("systemctl") else "wait" for line in found]
+    assert short == expected
+
+
+def wait_command(folder: Path, answer: str) -> Any:
+    """Run the wait for the live configuration with a curl that answers ``answer``."""
+    (folder / "curl").write_text(f"#!/bin/sh\necho '{answer}'\n")
+    (folder / "curl").chmod(0o755)
+    (folder / "sleep").write_text("#!/bin/sh\n")
+    (folder / "sleep").chmod(0o755)
+    found = lines(live_configuration, {Nginx: NginxState(True, True, None)}, proxy=PROXY)
+    return run(f"PATH={folder}:$PATH; {found[-1]}")
+
+
+def test_a_configuration_that_is_live_ends_the_wait(tmp_path: Path) -> None:
+    assert wait_command(tmp_path, PROXY.digest).returncode == 0
+
+
+@pytest.mark.parametrize("answer", ["", "another", "<html> [x] </html>"])
+def test_a_configuration_that_is_not_live_fails_with_nginxs_own_words(
+    tmp_path: Path, answer: str
+) -> None:
+    result = wait_command(tmp_path, answer)
+    assert result.returncode == 1
+    assert "Nginx does not serve the new configuration" in result.stderr
+
+
+# accept
+
+
+def accepted(
+    monkeypatch: pytest.MonkeyPatch, *passed: bool, executing: bool = True
+) -> tuple[list[FunctionCommand], list[tuple[Any, ...]]]:
+    """The commands of acceptance and the calls of the checks, with these results."""
+    calls: list[tuple[Any, ...]] = []
+
+    def check(*arguments: Any) -> list[CheckResult]:
+        calls.append(arguments)
+        return [CheckResult(f"check {i}", ok, "said so", 0.1) for i, ok in enumerate(passed)]
+
+    monkeypatch.setattr(accept_operations, "check_endpoint", check)
+    with context(RecordedHost({}), executing):
+        return list(endpoint_answers._inner(proxy=PROXY)), calls
+
+
+def test_acceptance_that_passes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, calls = accepted(monkeypatch, True, True)
+    assert found == []
+    assert [call[:3] for call in calls] == [(PROXY.url, PROXY.model_id, None)]
+
+
+def test_acceptance_asks_nothing_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert accepted(monkeypatch, False, executing=False) == ([], [])
+
+
+def test_acceptance_that_fails_fails_the_host_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (command,), _ = accepted(monkeypatch, True, False, False)
+    host = RecordedHost({})
+    assert command.function(None, host, *command.args, **command.kwargs) is False
+    assert host.said == ["acceptance: http://10.0.0.1:8080: check 1: said so"]
