@@ -17,6 +17,7 @@ check: $(VENV)/ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	for part in unit operations e2e; do MYPYPATH=tests/$$part $(VENV)/bin/mypy tests/$$part || exit 1; done
 	$(PY) -m fp8fleet.inventory_docs --check
 
 bench: $(VENV)/ready  ## the figures of the docs, measured here

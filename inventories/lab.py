@@ -20,7 +20,8 @@ _data = {
     "engine_release": "0.32.0",
     "engine_python": "3.11",
     "engine_requirements": "locks/vllm-0.32.0-cpu-x86_64.txt",
-    "engine_environment": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+    # One process a server and no compilation: a start on two cores takes seconds, not a minute.
+    "engine_environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     "model_manifest": "models/tiny-llama/manifest.toml",
     "warm_up_concurrency": 4,
     "start_timeout": 600,
@@ -29,7 +30,14 @@ _data = {
         {
             "name": "tiny",
             "port": 8000,
-            "options": {"dtype": "bfloat16", "max-model-len": 1024, "max-num-seqs": 16},
+            "options": {
+                "dtype": "bfloat16",
+                "max-model-len": 1024,
+                "max-num-seqs": 16,
+                "enforce-eager": True,
+                "distributed-executor-backend": "uni",
+                "kv-cache-memory-bytes": 64 * 1024 * 1024,
+            },
         },
     ],
 }

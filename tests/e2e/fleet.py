@@ -1,4 +1,4 @@
-"""What the end-to-end tests work with: inventories on lab hosts, pyinfra, and ssh to look for itself."""
+"""What the end-to-end tests work with: inventories on lab hosts, pyinfra, ssh to look by itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from lab import site
@@ -21,11 +22,14 @@ NAMES = ("lab-8", "lab-9")
 """Hosts of the tests: not the ones that a person's demo runs on."""
 MAIN, OTHER = NAMES
 GROUP_DATA = ("--group-data", "inventories/group_data")
-INSTANCE: dict[str, Any] = {
-    "name": "tiny",
-    "port": 8000,
-    "options": {"dtype": "bfloat16", "max-model-len": 1024, "max-num-seqs": 16},
-}
+
+
+def instance(name: str = "tiny", port: int = 8000, **options: Any) -> dict[str, Any]:
+    """The lab's server under another name and port, with ``options`` over its own."""
+    data = run_path(str(REPO / "inventories/lab.py"))["_data"]["instances"][0]
+    more = {key.replace("_", "-"): value for key, value in options.items()}
+    return {"name": name, "port": port, "options": data["options"] | more}
+
 
 INVENTORY = """
 from runpy import run_path

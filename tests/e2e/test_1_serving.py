@@ -5,18 +5,15 @@ The tests of this file follow each other on one host: each starts from what the 
 
 from __future__ import annotations
 
+import json
 import re
 
+import pytest
 import requests
 from clients import complete, open_streams
-from fleet import INSTANCE, MAIN, Fleet, command, invocation, ssh, until, url
+from fleet import MAIN, Fleet, command, instance, invocation, ssh, until, url
 
-pytestmark = __import__("pytest").mark.lab
-SECOND = {
-    "name": "second",
-    "port": 8001,
-    "options": {"dtype": "bfloat16", "max-model-len": 1024, "max-num-seqs": 16},
-}
+pytestmark = pytest.mark.lab
 
 
 def processes(unit: str) -> list[str]:
@@ -47,7 +44,7 @@ def test_a_second_run_changes_nothing(fleet: Fleet) -> None:
 def test_a_dry_run_on_a_converged_host_shows_no_pending_change(fleet: Fleet) -> None:
     done = fleet.pyinfra(fleet.inventory(), "--dry", "--json")
     assert done.code == 0, done.text
-    plan = __import__("json").loads(done.out)["plan"]
+    plan = json.loads(done.out)["plan"]
     assert plan
     assert [op["name"] for op in plan if op["hosts_with_change"]] == []
 
@@ -108,7 +105,7 @@ def test_a_killed_server_comes_back_by_itself_and_leaves_no_process(fleet: Fleet
 
 def test_a_second_server_starts_without_touching_the_first(fleet: Fleet) -> None:
     first = invocation(MAIN, "tiny")
-    done = fleet.full(fleet.inventory(instances=[INSTANCE, SECOND]))
+    done = fleet.full(fleet.inventory(instances=[instance(), instance("second", 8001)]))
     assert done.code == 0, done.text
     assert invocation(MAIN, "tiny") == first
     config = ssh(MAIN, "cat /etc/nginx/nginx.conf")
@@ -119,8 +116,8 @@ def test_one_changed_option_changes_one_file_and_restarts_that_server_only(fleet
     first, second = invocation(MAIN, "tiny"), invocation(MAIN, "second")
     nginx = ssh(MAIN, "systemctl show -P MainPID nginx.service")
     ssh(MAIN, "touch /tmp/before; sleep 0.05")
-    changed = {**SECOND, "options": {**SECOND["options"], "max-num-seqs": 8}}  # type: ignore[dict-item]
-    done = fleet.full(fleet.inventory(instances=[INSTANCE, changed]))
+    changed = instance("second", 8001, max_num_seqs=8)
+    done = fleet.full(fleet.inventory(instances=[instance(), changed]))
     assert done.code == 0, done.text
     newer = ssh(MAIN, "find /etc /opt/fp8fleet /usr/local -newer /tmp/before -type f")
     assert newer.split() == ["/etc/fp8fleet/instances/second.yaml"]
@@ -133,8 +130,8 @@ def test_one_changed_option_changes_one_file_and_restarts_that_server_only(fleet
 def test_a_changed_proxy_only_reloads_nginx(fleet: Fleet) -> None:
     first, second = invocation(MAIN, "tiny"), invocation(MAIN, "second")
     nginx = ssh(MAIN, "systemctl show -P MainPID nginx.service")
-    changed = {**SECOND, "options": {**SECOND["options"], "max-num-seqs": 8}}  # type: ignore[dict-item]
-    inventory = fleet.inventory(instances=[INSTANCE, changed], nginx_body_size="32m")
+    changed = instance("second", 8001, max_num_seqs=8)
+    inventory = fleet.inventory(instances=[instance(), changed], nginx_body_size="32m")
     done = fleet.full(inventory)
     assert done.code == 0, done.text
     assert done.changed == ["Nginx | Configuration", "Nginx | The configuration is live"]
@@ -155,8 +152,7 @@ def test_a_removed_server_is_stopped_and_its_unit_and_upstream_are_gone(fleet: F
 
 
 def test_a_server_that_cannot_start_shows_the_line_of_its_log_that_says_why(fleet: Fleet) -> None:
-    broken = {**INSTANCE, "options": {**INSTANCE["options"], "max-model-len": 999999}}
-    done = fleet.full(fleet.inventory(instances=[broken]))
+    done = fleet.full(fleet.inventory(instances=[instance(max_model_len=999999)]))
     assert done.code == 1
     assert "max_model_len (999999)" in done.text
     assert "Traceback" not in done.text
