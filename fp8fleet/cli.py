@@ -40,9 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Options are written out; a prefix of one is a mistake, here and in subcommands."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, allow_abbrev=False)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fp8fleet", description=__doc__, allow_abbrev=False)
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser = _Parser(prog="fp8fleet", description=__doc__)
+    subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(
+        required=True, metavar="COMMAND"
+    )
     plan = subparsers.add_parser("plan", help="print what every host shall be")
     _inventory_arguments(plan)
     plan.add_argument("--limit", action="append", default=[], metavar="HOST", help="host or group")

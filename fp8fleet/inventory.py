@@ -16,16 +16,21 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pyinfra.api import Inventory, State
 from pyinfra.api.exceptions import PyinfraError
+from pyinfra.connectors.ssh import ConnectorData
 from pyinfra.context import ctx_inventory, ctx_state
 from pyinfra_cli.exceptions import CliError, UnexpectedExternalError, WrappedError
 from pyinfra_cli.inventory import make_inventory_from_files
 from pyinfra_cli.util import parse_cli_arg
 
 from fp8fleet.errors import OperatorError
-from fp8fleet.spec import GATEWAY_GROUP, SECRET_KEYS, HostSpec
+from fp8fleet.spec import GATEWAY_GROUP, HostSpec
 
 SWITCHES: dict[str, tuple[str, ...]] = {"verify": ("stamp", "full")}
 """`--data` switches of one run, with their values; the first is the default."""
+
+
+SSH_KEYS = tuple(sorted(ConnectorData.__annotations__))
+"""pyinfra's own keys of a connection."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,13 @@ def _check_switches(path: str, inventory: Inventory) -> None:
 
 def _check_connection(path: str, inventory: Inventory, host: Any) -> None:
     """pyinfra checks its own keys only when it connects; the usual slips are caught before."""
+    for key in host.data.dict():
+        if key.startswith("ssh_") and key not in SSH_KEYS:
+            near = difflib.get_close_matches(key, SSH_KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"pyinfra has {', '.join(SSH_KEYS)}"
+            raise OperatorError(
+                f"{path}: {_origin(inventory, host, key)}: {key}: unknown key; {hint}"
+            )
     port = host.data.get("ssh_port")
     if port is not None and (type(port) is not int or not 1 <= port <= 65535):
         where = _origin(inventory, host, "ssh_port")
@@ -218,8 +230,11 @@ def _message(detail: ErrorDetails) -> str:
     text = detail["msg"].removeprefix("Value error, ")
     if not location:
         return text
-    if detail["loc"][0] in SECRET_KEYS:
+    value = detail["input"]
+    # Whole tables may hold a key or a token that was pasted in; only plain values are repeated.
+    if re.search(r"key|token|secret|password", location, re.IGNORECASE) or not isinstance(
+        value, str | int | float
+    ):
         return f"{location}: {text}"
-    value = repr(detail["input"])
-    shown = value if len(value) <= 100 else value[:97] + "..."
-    return f"{location}: {text}" if detail["type"] == "missing" else f"{location} = {shown}: {text}"
+    shown = repr(value) if len(repr(value)) <= 100 else repr(value)[:97] + "..."
+    return f"{location} = {shown}: {text}"

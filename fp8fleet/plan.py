@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
 from fp8fleet.errors import OperatorError
@@ -225,6 +228,7 @@ def make_plan(fleet: Fleet, root: Path = Path()) -> FleetPlan:
         OperatorError: a named file is missing or broken, or two settings contradict each other.
     """
     serving = {h.name: _serving(fleet, h, root) for h in fleet.hosts if not h.is_gateway}
+    _check_addresses(fleet, serving)
     plans = {}
     for host in fleet.hosts:
         try:
@@ -252,6 +256,7 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
     try:
         assert spec.engine_release and spec.engine_requirements and spec.model_manifest
         release = catalog.releases()[spec.engine_release]
+        _check_release(spec, release)
         lock = read_lock(root / spec.engine_requirements)
         if lock.versions.get("vllm") != spec.engine_release:
             raise OperatorError(
@@ -276,6 +281,34 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
         )
     except OperatorError as error:
         raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+
+
+def _check_release(spec: HostSpec, release: Release) -> None:
+    """What the catalogue knows to be impossible, before hours of installation show it."""
+    if not SpecifierSet(release.python).contains(spec.engine_python):
+        raise OperatorError(
+            f"engine_python = {spec.engine_python!r}: vLLM {spec.engine_release} needs"
+            f" Python {release.python}"
+        )
+    glibc = catalog.platforms()[spec.platform].glibc
+    if spec.engine_build == "wheel" and Version(glibc) < Version(release.glibc):
+        raise OperatorError(
+            f"engine_release = {spec.engine_release!r}: its wheel needs glibc {release.glibc},"
+            f" {spec.platform} has {glibc}: choose another release, or engine_build = 'source'"
+        )
+
+
+def _check_addresses(fleet: Fleet, serving: dict[str, _Serving]) -> None:
+    """One upstream twice would send a server twice its share."""
+    holders: dict[str, str] = {}
+    for name, own in serving.items():
+        for instance in own.instances:
+            other = holders.setdefault(instance.upstream, name)
+            if other != name and not instance.address.startswith("127."):
+                raise OperatorError(
+                    f"{fleet.path}: host {name}: {instance.upstream} is also an address of host"
+                    f" {other}: give each host its own service_address"
+                )
 
 
 def _listen_address(fleet: Fleet, host: FleetHost) -> str:
@@ -542,6 +575,7 @@ def _instance_files(
         "engine": own.engine,
         "model": model,
         "caches": spec.cache_directory,
+        "nvidia": catalog.accelerators()[spec.accelerator or ""].vendor == "nvidia",
         "stop_timeout": spec.drain_timeout + 30,
         "run_directory": RUN_DIRECTORY,
     }

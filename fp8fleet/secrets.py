@@ -38,7 +38,7 @@ class SecretRef:
         kind, _, name = text.partition(":")
         if kind == "env" and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             return cls("env", name)
-        if kind == "file" and name.startswith("/"):
+        if kind == "file" and re.fullmatch(r"/[\w./@+-]+", name):
             return cls("file", name)
         raise ValueError(_FORMS)
 

@@ -67,7 +67,10 @@ def host_plan(host: Any) -> HostPlan:
 
 def _begin(params: dict[str, Any]) -> Session | None:
     path = str(params["inventory"])
+    operations = params.get("operations") or ()
     if not path.endswith(".py"):
+        if _is_deploy(operations):
+            raise OperatorError(f"{path}: not an inventory file (.py): deploys need one")
         return None
     data = parse_data(params.get("data") or ())
     for key in ("ssh_user", "ssh_port", "ssh_key"):
@@ -76,8 +79,9 @@ def _begin(params: dict[str, Any]) -> Session | None:
     fleet = load_fleet(path, data, params.get("group_data") or ())
     names = limited(fleet, params.get("limit") or ())
     plan = make_plan(fleet)
-    if _is_deploy(params.get("operations") or ()):
-        check_secrets(fleet, names)
+    if _is_deploy(operations):
+        excluded = params.get("exclude") or ()
+        check_secrets(fleet, [name for name in names if name not in excluded])
     return Session(fleet, plan, data.get("verify") == "full")
 
 

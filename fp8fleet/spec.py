@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -21,6 +20,7 @@ from pydantic import (
 )
 
 from fp8fleet import catalog
+from fp8fleet.manifest import check_source
 from fp8fleet.secrets import SecretRef
 
 SECRET_KEYS = ("api_key", "model_token", "sudo_password")
@@ -48,8 +48,8 @@ def _absolute(value: str) -> str:
 
 
 def _url(value: str) -> str:
-    if not re.fullmatch(r"(https?|file)://\S+", value):
-        raise ValueError("a http://, https:// or file:// URL is needed")
+    if not re.fullmatch(r"(https?|file)://[\w.~:/?#@!&*+,;=%\[\]-]+", value):
+        raise ValueError("a http://, https:// or file:// URL is needed, without quotes and spaces")
     return value
 
 
@@ -71,20 +71,18 @@ def _known(kind: str, table: dict[str, Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _scalar_text(value: Any) -> Any:
-    """A version written as a number (``engine_python = 3.11``) means its text."""
-    return str(value) if isinstance(value, float) else value
-
-
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Url = Annotated[str, AfterValidator(_url)]
+PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+ModelId = Annotated[str, StringConstraints(pattern=r"^[\w.@+-]+(/[\w.@+-]+)*$")]
+Source = Annotated[str, AfterValidator(check_source)]
 Address = Annotated[str, AfterValidator(_address)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,40}$")]
 LinuxUser = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]
 Seconds = Annotated[int, Field(ge=1, strict=True)]
-OneLine = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]*$")]
+OneLine = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 Option = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -137,6 +135,12 @@ _OWNED_OPTIONS = {
     "tensor-parallel-size": "the instance's tensor_parallel_size",
     "served-model-name": "served_model_name",
     "shutdown-timeout": "drain_timeout",
+}
+
+
+_OWNED_VARIABLES = {
+    "VLLM_API_KEY": "api_key",
+    "CUDA_VISIBLE_DEVICES": "the instances' devices",
 }
 
 
@@ -232,14 +236,14 @@ class HostSpec(Spec):
         default="locks/tools.txt",
         description="Hash-locked requirements of the tools environment, relative to the project.",
     )
-    tools_python: Annotated[str, BeforeValidator(_scalar_text)] = Field(
+    tools_python: PythonVersion = Field(
         default="3.11", description="Python version of the tools environment."
     )
     engine_release: Annotated[str, _known("release", catalog.releases())] | None = Field(
         default=None, description="vLLM release, a name from the catalogue."
     )
-    engine_python: Annotated[str, BeforeValidator(_scalar_text)] = Field(
-        default="3.12", description="Python version of the engine's environment."
+    engine_python: PythonVersion = Field(
+        default="3.12", description="Python version of the engine's environment, in quotes."
     )
     engine_build: Literal["wheel", "source"] = Field(
         default="wheel",
@@ -266,14 +270,14 @@ class HostSpec(Spec):
     model_manifest: str | None = Field(
         default=None, description="Manifest of the model, relative to the project."
     )
-    model_sources: tuple[Url, ...] = Field(
+    model_sources: tuple[Source, ...] = Field(
         default=(),
         description="Base URLs of the model's files, tried in order. Unset: the manifest's.",
     )
     model_token: SecretRef | None = Field(
         default=None, description="Bearer token for the model's sources (`env:NAME`, `file:PATH`)."
     )
-    served_model_name: OneLine | None = Field(
+    served_model_name: ModelId | None = Field(
         default=None, description="Model id that clients name. Unset: the manifest's name."
     )
 
@@ -315,6 +319,7 @@ class HostSpec(Spec):
     @model_validator(mode="after")
     def _sane(self) -> HostSpec:
         self._check_frontend()
+        self._check_environment()
         self._check_ports()
         self._check_devices()
         return self
@@ -324,6 +329,10 @@ class HostSpec(Spec):
             raise ValueError("conda_frontend_sha256 is needed with conda_frontend_url")
         if bool(self.conda_frontend_url) == bool(self.conda_frontend_path):
             raise ValueError("one of conda_frontend_url and conda_frontend_path is needed")
+
+    def _check_environment(self) -> None:
+        for name in sorted(_OWNED_VARIABLES.keys() & self.engine_environment.keys()):
+            raise ValueError(f"engine_environment: {name} is set from {_OWNED_VARIABLES[name]}")
 
     def _check_ports(self) -> None:
         users: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """`make bench`: what a run costs on this machine, measured in one go on a lab host of its own.
 
-Prints one line a figure. Times are of this machine at this moment; the shares and counts carry over.
+Prints one line a figure. Times are of this machine at this moment; shares and counts carry over.
 """
 
 from __future__ import annotations

@@ -27,11 +27,12 @@ class PathStates(FactBase[dict[str, PathState]]):
         names = " ".join(shlex.quote(path) for path in paths)
         return (
             f"for p in {names}; do "
-            'if [ -L "$p" ]; then k=other; s=; '
-            'elif [ -d "$p" ]; then k=directory; s=; '
+            # a link to a directory (to a larger disk) is as good as one; a link to a file is not
+            'f=; if [ -d "$p" ]; then k=directory; s=; f=-L; '
+            'elif [ -L "$p" ]; then k=other; s=; '
             'elif [ -f "$p" ]; then k=file; s=$(sha256sum <"$p"); '
             'elif [ -e "$p" ]; then k=other; s=; else k=absent; s=; fi; '
-            'a=$(stat -c "%a %U %G" "$p" 2>/dev/null || echo "- - -"); '
+            'a=$(stat $f -c "%a %U %G" "$p" 2>/dev/null || echo "- - -"); '
             'echo "$k $a ${s%% *} $p"; done'
         )
 

@@ -98,7 +98,7 @@ def _file_command(file: PlannedFile, content: bytes, check: str | None) -> Strin
     accept = f"{check.format(new)} && " if check else ""
     return StringCommand(
         f"umask 077; base64 -d >{new} && chown {file.owner}:{file.group} {new}"
-        f" && chmod {file.mode} {new} && {accept}sync {new} && mv -f {new} {path}"
+        f" && chmod {file.mode} {new} && {accept}sync {new} && mv -fT {new} {path}"
         f" || {{ rm -f {new}; exit 1; }}",
         _stdin=base64.b64encode(content).decode(),
     )

@@ -16,4 +16,4 @@ def install() -> None:
     frontend(name="Conda frontend", plan=plan)
     tools_environment(name="Tools environment", plan=plan)
     if plan.engine:
-        engine_environment(name=f"Environment of the {plan.engine.name}", plan=plan)
+        engine_environment(name="Engine environment", plan=plan)

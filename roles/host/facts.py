@@ -54,7 +54,7 @@ class KernelParameters(FactBase[dict[str, KernelParameter]]):
     def process(self, output: list[str]) -> dict[str, KernelParameter]:
         found = {}
         for line in output:
-            name, access, value = line.split(None, 2)
-            known = None if access == "-" else " ".join(value.split())
+            name, access, *value = line.split()
+            known = None if access == "-" else " ".join(value)
             found[name] = KernelParameter(known, access == "rw")
         return found

@@ -71,6 +71,6 @@ def kernel_parameters(values: Mapping[str, str]) -> Iterator[StringCommand]:
                 yield StringCommand(f"sysctl -q -w {shlex.quote(f'{name}={value}')}")
             else:
                 logger.warning(
-                    f"{host.print_prefix}kernel parameter {name} is {have.value}, planned is {value};"
+                    f"{host.print_prefix}kernel parameter {name} is {have.value}, not {value};"
                     " this host may not set it (a container?): set it on the machine below"
                 )

@@ -14,4 +14,4 @@ def install() -> None:
     plan = host_plan(host)
     if plan.model:
         place(name="Manifest", files=plan.role_files("model"))
-        model_files(name=f"Files of {plan.model.name} {plan.model.revision}", plan=plan)
+        model_files(name="Model files", plan=plan)

@@ -14,8 +14,9 @@ def serve() -> None:
     plan = host_plan(host)
     if plan.instances:
         place(name="Units, options, environments", files=plan.role_files("vllm"))
-        for instance in host.loop(plan.instances):
-            serve_instance(name=f"Server {instance.name}", plan=plan, instance=instance)
+        # pyinfra shows one name for all hosts, so it must not name a host's own instance
+        for number, instance in enumerate(host.loop(plan.instances), 1):
+            serve_instance(name=f"Server {number}", plan=plan, instance=instance)
 
 
 @deploy("vLLM")

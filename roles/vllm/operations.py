@@ -48,7 +48,8 @@ def _ready_command(plan: HostPlan, instance: InstancePlan) -> str:
     return (
         f"{plan.tools.interpreter} {plan.program} ready --unit {instance.unit}"
         f" --url {instance.url} --model {shlex.quote(instance.model_id)}"
-        f" --timeout {instance.start_timeout_s} --warm-up {instance.warm_up_concurrency} --marker {instance.marker}{key}"
+        f" --timeout {instance.start_timeout_s} --warm-up {instance.warm_up_concurrency}"
+        f" --marker {instance.marker}{key}"
     )
 
 

@@ -27,23 +27,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault == "slow":
             self._slowly(content)
             return
-        if name == BAD:
-            content = self._spoilt(content)
-        if content is not None:
+        if name != BAD:
             self._answer(200, content)
-
-    def _spoilt(self, content: bytes) -> bytes | None:
-        if self.fault == "missing":
+        elif self.fault == "missing":
             self._answer(404, b"no such file")
-            return None
-        if self.fault == "page":
-            self._answer(
-                200, b"<!DOCTYPE html><html><body>please log in</body></html>", "text/html"
-            )
-            return None
-        if self.fault == "truncated":
-            return content[:-128]
-        return content[:-4096] + bytes(4096)  # wrong bytes of the right length
+        elif self.fault == "page":
+            self._answer(200, b"<!DOCTYPE html><html>please log in</html>", "text/html")
+        elif self.fault == "truncated":
+            self._answer(200, content[:-128])
+        else:
+            self._answer(200, content[:-4096] + bytes(4096))  # the right length, wrong bytes
 
     def _answer(self, code: int, content: bytes, kind: str = "application/octet-stream") -> None:
         self.send_response(code)

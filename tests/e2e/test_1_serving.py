@@ -82,7 +82,7 @@ def test_stopping_a_server_lets_its_streams_finish_and_leaves_no_process(fleet: 
 
 def test_a_stopped_server_is_started_again(fleet: Fleet) -> None:
     done = fleet.full(fleet.inventory())
-    assert (done.code, done.changed) == (0, ["vLLM | Server tiny"]), done.text
+    assert (done.code, done.changed) == (0, ["vLLM | Server 1"]), done.text
     assert complete(url(MAIN)).status_code == 200
 
 
@@ -100,7 +100,7 @@ def test_a_killed_server_comes_back_by_itself_and_leaves_no_process(fleet: Fleet
     done = fleet.full(fleet.inventory())
     assert done.code == 0, done.text
     # only the proof of readiness and the warm-up were due; nothing was restarted
-    assert done.changed in ([], ["vLLM | Server tiny"])
+    assert done.changed in ([], ["vLLM | Server 1"])
 
 
 def test_a_second_server_starts_without_touching_the_first(fleet: Fleet) -> None:
@@ -121,7 +121,7 @@ def test_one_changed_option_changes_one_file_and_restarts_that_server_only(fleet
     assert done.code == 0, done.text
     newer = ssh(MAIN, "find /etc /opt/fp8fleet /usr/local -newer /tmp/before -type f")
     assert newer.split() == ["/etc/fp8fleet/instances/second.yaml"]
-    assert done.changed == ["vLLM | Units, options, environments", "vLLM | Server second"]
+    assert done.changed == ["vLLM | Units, options, environments", "vLLM | Server 2"]
     assert invocation(MAIN, "tiny") == first
     assert invocation(MAIN, "second") != second
     assert ssh(MAIN, "systemctl show -P MainPID nginx.service") == nginx

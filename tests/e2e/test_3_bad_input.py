@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from clients import complete
 from faults import BAD, source
@@ -103,7 +105,7 @@ def test_one_host_that_fails_leaves_the_others_unaffected(fleet: Fleet) -> None:
     ],
 )
 def test_a_wrong_inventory_ends_before_anything_connects(
-    fleet: Fleet, data: dict[str, object], said: str
+    fleet: Fleet, data: dict[str, Any], said: str
 ) -> None:
     done = fleet.full(fleet.inventory(**data))
     assert done.code == 2
