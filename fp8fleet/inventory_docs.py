@@ -66,12 +66,20 @@ PYINFRA_TEXTS = {
     "_sudo": "`True`: every command runs with sudo. Not needed where `ssh_user` is root.",
     "_env": "Environment of every command; `inventories/group_data/all.py` sets the locale.",
 }
-"""The keys of pyinfra that fleets need. It has more; all that begin so are passed on."""
+"""The keys of pyinfra that fleets need. It has more, which are passed on to it."""
+
+_PYINFRA_LEAD = (
+    "Keys that begin with `ssh_` or `_` are pyinfra's own; an `ssh_` key that it lacks is refused."
+    " Those fleets need:"
+)
 
 _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.Sha256, "SHA256, 64 hex digits"),
     (spec.AbsolutePath, "absolute path"),
     (spec.Url, "URL (`http`, `https`, `file`)"),
+    (spec.Source, "URL (`http`, `https`, `file`) without login, `?` and `#`"),
+    (spec.PythonVersion, 'version in quotes, such as `"3.12"`'),
+    (spec.ModelId, "model id: letters, digits, `. _ @ + - /`"),
     (spec.Address, "IP address"),
     (spec.Port, "port, 1-65535"),
     (spec.Name, "name: `a-z 0-9 . -`"),
@@ -93,8 +101,6 @@ _TYPES = {
     "tools_requirements": "file of the project",
     "engine_requirements": "file of the project",
     "model_manifest": "file of the project",
-    "tools_python": "version, such as `3.11`",
-    "engine_python": "version, such as `3.11`",
     "engine_pins": "list of `NAME==VERSION`",
     "nginx_server_name": "names, separated by spaces",
     "nginx_body_size": "size, such as `64m`",
@@ -188,7 +194,7 @@ def _page(language: _English) -> str:
         f"## {language.say('Switches of one run')} (`--data`)",
         _switch_table(language),
         f"## {language.say('Keys of pyinfra')}",
-        language.say("Keys that begin with `ssh_` or `_` are pyinfra's own. Those fleets need:"),
+        language.say(_PYINFRA_LEAD),
         _text_table(language, PYINFRA_TEXTS, "pyinfra"),
         *_catalogue_parts(language),
     ]

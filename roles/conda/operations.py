@@ -20,7 +20,7 @@ def frontend(plan: HostPlan) -> Iterator[StringCommand]:
     if front is None or front.prefix is None or front.url is None or _is_whole(front.prefix):
         return
     prefix, download = front.prefix, f"{front.prefix}.download"
-    yield StringCommand(f"rm -rf {prefix} && mkdir -p {prefix}/bin")
+    yield streamed(f"sh -c 'rm -rf {prefix} && mkdir -p {prefix}/bin'")
     fetch = f"curl --fail --location --silent --show-error --retry 3 -o {download}"
     yield streamed(f"{fetch} {shlex.quote(front.url)}", plan.download_environment)
     yield StringCommand(
@@ -85,7 +85,7 @@ def _stamp(prefix: str) -> StringCommand:
 def _create(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringCommand]:
     """What a killed run left is thrown away: conda bakes the prefix in, nothing can be renamed."""
     assert plan.frontend
-    yield StringCommand(f"rm -rf {environment.prefix}")
+    yield streamed(f"rm -rf {environment.prefix}")
     channels = " ".join(f"-c {shlex.quote(channel)}" for channel in environment.channels)
     wanted = [f"python={environment.python}", *environment.conda_packages]
     packages = " ".join(shlex.quote(package) for package in wanted)

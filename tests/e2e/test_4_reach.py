@@ -21,11 +21,12 @@ def operator(lab: None) -> None:
     ssh(
         MAIN,
         f"""
-        id operator 2>/dev/null || useradd -m -s /bin/sh operator
-        printf '%s\\n' "operator:{PASSWORD}" | chpasswd
-        echo 'operator ALL=(ALL) ALL' >/etc/sudoers.d/operator
-        install -d -m 700 -o operator /home/operator/.ssh
-        install -m 600 -o operator /root/.ssh/authorized_keys /home/operator/.ssh/authorized_keys
+        set -e
+        id deployer 2>/dev/null || useradd -m -s /bin/sh deployer
+        printf '%s\\n' "deployer:{PASSWORD}" | chpasswd
+        echo 'deployer ALL=(ALL) ALL' >/etc/sudoers.d/deployer
+        install -d -m 700 -o deployer /home/deployer/.ssh
+        install -m 600 -o deployer /root/.ssh/authorized_keys /home/deployer/.ssh/authorized_keys
         printf 'Port 22\\nPort 2222\\n' >/etc/ssh/sshd_config.d/ports.conf
         systemctl restart ssh || systemctl restart sshd
         """,
@@ -44,7 +45,7 @@ def test_an_ordinary_user_with_a_sudo_password_from_a_file_converges_on_another_
     line = next(text for text in key if address in text.split()[0])
     known.write_text(f"[{address}]:2222 {' '.join(line.split()[1:3])}\n")
     inventory = fleet.inventory(
-        ssh_user="operator",
+        ssh_user="deployer",
         ssh_port=2222,
         ssh_known_hosts_file=str(known),
         _sudo=True,

@@ -32,7 +32,7 @@ class Made:
         """What the host prints."""
         if command.startswith("sh -c "):
             command = shlex.split(command)[2]
-        if match := re.match(r"for p in (.*?); do if \[ -L", command, re.S):
+        if match := re.match(r"for p in (.*?); do f=; if \[ -d", command, re.S):
             return [self._path(path) for path in shlex.split(match[1])]
         if "dpkg-query" in command or "rpm -q" in command:
             return [f"installed {name}" for name in self.plan.packages]

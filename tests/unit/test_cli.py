@@ -135,11 +135,26 @@ def test_a_wrong_command_line_is_refused(
     assert "usage: fp8fleet" in capsys.readouterr().err
 
 
-@pytest.mark.xfail(strict=True, reason="subparsers do not inherit allow_abbrev=False")
-def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", PROD, "--js"])
-    assert "--js" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", PROD, "--js"],
+        ["plan", PROD, "--lim=gw-1"],
+        ["render", PROD, "--out", "x", "--dat=a=b"],
+        ["lock", "0.33.0", "--platform", "ubuntu-22.04", "--pyth=3.12"],
+        ["fetch", "manifest.toml", "models", "--prox=http://p"],
+        ["lab", "up", "--host=1"],
+        ["lab", "status", "--js"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_options_are_not_abbreviated(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {arguments[-1]}" in capsys.readouterr().err
 
 
 # What bad input gets, on a real command line

@@ -125,10 +125,10 @@ def test_a_missing_inventory_file_is_refused() -> None:
     assert refused(ran) == "error: inventories/nothing.py: no such inventory file"
 
 
-@pytest.mark.xfail(strict=True, reason="ends in a traceback with exit code 1, after connecting")
-def test_a_deploy_on_hosts_without_an_inventory_file_is_refused() -> None:
-    ran = pyinfra("@fake/gpu-1", DEPLOY, "-y", PYINFRA_FAKE_DELAY="0")
-    assert "inventory file" in refused(ran)
+@pytest.mark.parametrize("hosts", ["@fake/gpu-1", "gpu-1.example.com", "@fake/a,@fake/b"])
+def test_a_deploy_on_hosts_without_an_inventory_file_is_refused(hosts: str) -> None:
+    line = refused(pyinfra(hosts, DEPLOY, "-y", PYINFRA_FAKE_DELAY="0"))
+    assert line == f"error: {hosts}: not an inventory file (.py): deploys need one"
 
 
 def test_the_worked_example_is_right_but_for_its_secret() -> None:
@@ -185,6 +185,34 @@ def test_a_run_asks_only_for_the_secrets_of_its_hosts(
     assert session._begin({**deploy, "limit": ("gpu-1",)})
     assert "host gpu-2" in refusal(lambda: session._begin(deploy))
     assert session._begin(params(path))
+
+
+@pytest.fixture
+def secret_of_gpu_2(gateway_site: Site, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A deploy's command line, on a fleet of which one host needs a secret that is missing."""
+    monkeypatch.chdir(gateway_site.root)
+    gateway_site.file("deploy.py", "")
+    gateway_site.hosts["gpu-2"]["api_key"] = "env:FP8FLEET_TEST_NOT_SET"
+    return params(gateway_site.inventory(), operations=("deploy.py",))
+
+
+def test_the_secret_of_an_excluded_host_is_not_asked_for(secret_of_gpu_2: dict[str, Any]) -> None:
+    assert session._begin({**secret_of_gpu_2, "exclude": ("gpu-2",)})
+    assert session._begin({**secret_of_gpu_2, "limit": ("serving",), "exclude": ("gpu-2",)})
+    message = refusal(lambda: session._begin({**secret_of_gpu_2, "exclude": ("gpu-1",)}))
+    assert "host gpu-2" in message
+
+
+@pytest.mark.xfail(strict=True, reason="only names are left out; pyinfra takes groups, wildcards")
+@pytest.mark.parametrize("exclude", ["serving", "gpu-*"])
+def test_the_secrets_of_an_excluded_group_are_not_asked_for(
+    secret_of_gpu_2: dict[str, Any], exclude: str
+) -> None:
+    assert session._begin({**secret_of_gpu_2, "exclude": (exclude,)})
+
+
+def test_other_operations_on_hosts_without_an_inventory_file_are_let_be() -> None:
+    assert session._begin({"inventory": "@fake/gpu-1", "operations": ("exec", "--", "id")}) is None
 
 
 def test_the_run_plans_the_whole_fleet_whatever_the_limit(

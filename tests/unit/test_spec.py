@@ -115,9 +115,52 @@ def test_what_is_no_url_is_refused(key: str, url: str) -> None:
     assert "http://, https:// or file:// URL is needed" in refused(**{key: url})
 
 
-@pytest.mark.parametrize("key", ["package_find_links", "model_sources"])
-def test_what_is_no_url_is_refused_in_a_list_too(key: str) -> None:
-    assert "URL is needed" in refused(**{key: ["https://mirror.example.com/a", "wheels"]})
+URL_KEYS = ["package_index", "proxy", "conda_frontend_url"]
+
+
+@pytest.mark.parametrize("key", URL_KEYS)
+@pytest.mark.parametrize("character", ['"', "'", " ", "\t", "\\", "$", "`", "(", "<", "{", "\x07"])
+def test_a_character_that_a_shell_or_apt_could_misread_is_refused_in_a_url(
+    key: str, character: str
+) -> None:
+    message = refused(**{key: f"http://mirror.example.com/a{character}b"})
+    assert message.endswith("URL is needed, without quotes and spaces")
+
+
+@pytest.mark.parametrize("key", URL_KEYS)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.0.0.1:3128",
+        "http://[fd00::1]:8080/simple",
+        "https://user:p%24ss@mirror.example.com/a-b_c.d~e/f+g,h;i=j&k?l=m!n*#o",
+        "file:///mnt/mirror",
+    ],
+)
+def test_an_ordinary_url_is_taken(key: str, url: str) -> None:
+    assert getattr(spec(**{key: url}), key) == url
+
+
+def test_what_is_no_url_is_refused_in_a_list_too() -> None:
+    message = refused(package_find_links=["https://mirror.example.com/a", "wheels"])
+    assert "URL is needed" in message
+
+
+@pytest.mark.parametrize("source", ["wheels", "", "ftp://m/x", "https://", "file:relative", "/mnt"])
+def test_a_models_source_is_refused_as_the_hosts_tool_would(source: str) -> None:
+    message = refused(model_sources=["https://mirror.example.com/a", source])
+    assert "expected http://HOST/..., https://HOST/... or file:///PATH" in message
+
+
+def test_a_models_source_loses_the_slash_at_its_end() -> None:
+    host = spec(model_sources=["https://m.example.com/x/", "file:///mnt/x"])
+    assert host.model_sources == ("https://m.example.com/x", "file:///mnt/x")
+
+
+@pytest.mark.xfail(strict=True, reason="check_source takes it; the manifest on the host is broken")
+@pytest.mark.parametrize("character", ["\n", "\r", "\x07"])
+def test_a_models_source_with_a_control_character_is_refused(character: str) -> None:
+    refused(model_sources=[f"https://m.example.com/a{character}b"])
 
 
 @pytest.mark.parametrize("key", ["service_address", "storage_address"])
@@ -176,14 +219,11 @@ def test_what_the_catalogue_lacks_is_refused_with_what_it_has(
         ("engine_pins", "pydantic==2.12.5"),
         ("engine_environment", {"lower": "x"}),
         ("engine_environment", {"A B": "x"}),
-        ("engine_environment", {"NAME": "two\nlines"}),
-        ("engine_environment", {"NAME": "nul\x00"}),
         ("engine_environment", {"NAME": 1}),
         ("sysctl", {"net.core.somaxconn; reboot": 1}),
         ("sysctl", {"net.core.somaxconn": "1\n2"}),
         ("apt_sources", ["deb http://a ./\ndeb http://b ./"]),
         ("conda_channels", ["a\nb"]),
-        ("served_model_name", "two\nlines"),
         ("instances", "main"),
         ("instances", {"name": "main"}),
     ],
@@ -230,14 +270,9 @@ def test_one_device_listed_twice_is_refused() -> None:
     assert "names one device twice" in refused(instances=instances({"devices": [1, 1]}))
 
 
-@pytest.mark.xfail(strict=True, reason="devices of two servers are not compared")
-def test_one_device_of_two_servers_is_refused() -> None:
-    message = refused(
-        instances=instances(
-            {"name": "a", "devices": [0, 1]}, {"name": "b", "port": 8001, "devices": [1, 2]}
-        )
-    )
-    assert "device 1" in message
+def test_two_servers_may_share_a_device() -> None:
+    host = spec(instances=instances({"name": "a"}, {"name": "b", "port": 8001}))
+    assert [instance.devices for instance in host.instances] == [(0,), (0,)]
 
 
 def test_a_server_on_an_accelerator_must_list_its_devices() -> None:
@@ -316,27 +351,76 @@ def test_the_conda_frontend_is_fetched_or_there_not_both_and_not_neither() -> No
         HostSpec.model_validate(without(SERVING, "conda_frontend_url", "conda_frontend_sha256"))
 
 
-@pytest.mark.parametrize("key", ["engine_python", "tools_python"])
-def test_a_python_version_written_as_a_number_means_its_text(key: str) -> None:
-    assert getattr(spec(**{key: 3.12}), key) == "3.12"
+PYTHON_KEYS = pytest.mark.parametrize("key", ["engine_python", "tools_python"])
 
 
-@pytest.mark.xfail(strict=True, reason="3.10 is the float 3.1: taken as Python 3.1")
-@pytest.mark.parametrize("key", ["engine_python", "tools_python"])
-def test_python_3_10_written_as_a_number_is_refused(key: str) -> None:
-    refused(**{key: 3.10})
+@PYTHON_KEYS
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12"])
+def test_a_python_version_is_a_text(key: str, version: str) -> None:
+    assert getattr(spec(**{key: version}), key) == version
 
 
-@pytest.mark.xfail(strict=True, reason="engine_python is not checked against the release's range")
-@pytest.mark.parametrize("version", ["banana", "2.7", "3.9", "3.15"])
-def test_a_python_version_that_the_release_does_not_support_is_refused(version: str) -> None:
-    refused(engine_python=version)
+@PYTHON_KEYS
+@pytest.mark.parametrize("version", [3.12, 3.10, 3, True, None])
+def test_a_python_version_written_as_a_number_is_refused(key: str, version: Any) -> None:
+    """The number 3.10 is 3.1."""
+    assert refused(**{key: version}) == "Input should be a valid string"
 
 
-@pytest.mark.xfail(strict=True, reason="systemd drops a variable with a control character")
-@pytest.mark.parametrize("character", ["\x07", "\x1b", "\x7f"])
-def test_an_environment_variable_with_a_control_character_is_refused(character: str) -> None:
-    refused(engine_environment={"NAME": f"a{character}b"})
+@PYTHON_KEYS
+@pytest.mark.parametrize(
+    "version", ["banana", "", "3", "2.7", "3.12.1", "3.123", "v3.12", " 3.12", "3.12\n", "3.x"]
+)
+def test_a_python_version_is_two_numbers(key: str, version: str) -> None:
+    refused(**{key: version})
+
+
+@pytest.mark.parametrize("number", [*range(32), 127])
+def test_an_environment_variable_with_a_control_character_is_refused(number: int) -> None:
+    """It would end the line, or systemd would drop the variable."""
+    refused(engine_environment={"NAME": f"a{chr(number)}b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("VLLM_API_KEY", "api_key"), ("CUDA_VISIBLE_DEVICES", "the instances' devices")],
+)
+def test_a_variable_that_has_a_key_of_its_own_is_refused(name: str, instead: str) -> None:
+    message = refused(engine_environment={"NCCL_DEBUG": "INFO", name: "x"})
+    assert f"engine_environment: {name} is set from {instead}" in message
+
+
+@pytest.mark.parametrize("name", ["assistant", "org/tiny-llama_v1.0@fp8+x", "Qwen3", "模型"])
+def test_a_model_id_is_a_name_with_or_without_an_owner(name: str) -> None:
+    assert spec(served_model_name=name).served_model_name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "100%nice",
+        'a"b',
+        "a'b",
+        "a b",
+        "two\nlines",
+        "a\n",
+        "a$b",
+        "a\\b",
+        "a//b",
+        "/a",
+        "a/",
+        7,
+    ],
+)
+def test_a_model_id_that_a_unit_or_a_shell_could_misread_is_refused(name: Any) -> None:
+    refused(served_model_name=name)
+
+
+@pytest.mark.xfail(strict=True, reason="`--model -x` and `--served-model-name -x` are wrong usage")
+@pytest.mark.parametrize("name", ["-x", "--help"])
+def test_a_model_id_that_looks_like_an_option_is_refused(name: str) -> None:
+    refused(served_model_name=name)
 
 
 @pytest.mark.parametrize("reference", ["env:KEY", "file:/run/secrets/key"])
@@ -349,6 +433,19 @@ def test_secrets_are_references(reference: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["api_key", "model_token", "sudo_password"])
-@pytest.mark.parametrize("value", ["sk-pasted", "", "env:", "env:A B", "file:relative", 7])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sk-pasted",
+        "",
+        "env:",
+        "env:A B",
+        "file:relative",
+        "file:/x/a$b",
+        "file:/x/a b",
+        "file:/",
+        7,
+    ],
+)
 def test_what_is_no_reference_to_a_secret_is_refused(key: str, value: Any) -> None:
     assert "expected env:VARIABLE or file:/absolute/path" in refused(**{key: value})
