@@ -60,8 +60,9 @@ def host_plan(host: Any) -> HostPlan:
     """The plan of a pyinfra host; also hands pyinfra the host's sudo password."""
     session = current()
     spec = next(h.spec for h in session.fleet.hosts if h.name == host.name)
-    if spec.sudo_password and host.data.get("_sudo_password") is None:
-        host.data._sudo_password = spec.sudo_password.resolve()
+    if spec.sudo_password:
+        # where pyinfra keeps a password that it asked for; it reaches sudo through an askpass file
+        host.connector_data["prompted_sudo_password"] = spec.sudo_password.resolve()
     return session.plan.hosts[host.name]
 
 

@@ -384,7 +384,9 @@ def test_what_is_not_whole_is_made_anew_and_stamped_last(
     operation: Callable[..., Any], prefix: str
 ) -> None:
     found = lines(operation, {PathStates: HALF}, plan=host_plan())
-    assert found[0].startswith(f"rm -rf {prefix}")
+    # Removing, too, waits for what a killed run left working.
+    assert found[0].startswith(f"flock --timeout 1800 {WORK_LOCK} env ")
+    assert f"rm -rf {prefix}" in found[0]
     assert found[-1] == f"sync && touch {prefix}/.fp8fleet-whole"
     assert not [line for line in found[:-1] if ".fp8fleet-whole" in line]
 
