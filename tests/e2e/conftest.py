@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from fleet import NAMES, Fleet, announce, command
+from fleet import MAIN, NAMES, Fleet, announce, command
 
 from lab.machine import missing
 from lab.mirror import is_up
@@ -37,10 +37,18 @@ def lab(request: pytest.FixtureRequest) -> Iterator[None]:
             command("fp8fleet", "lab", "down")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fleet(
     lab: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Fleet:
     """Inventories of the tests' own lab hosts, and pyinfra to run on them."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     return Fleet(tmp_path_factory.mktemp("inventory"), capture)
+
+
+@pytest.fixture(scope="module")
+def served(fleet: Fleet) -> None:
+    """The main host served by the lab's own inventory, however the file before left it."""
+    command("fp8fleet", "lab", "create", MAIN)
+    done = fleet.full(fleet.inventory())
+    assert done.code == 0, done.text

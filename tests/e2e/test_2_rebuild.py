@@ -69,7 +69,7 @@ def test_a_lost_host_serves_again_although_the_run_is_killed_at_every_stage(flee
 
 
 def test_a_second_run_at_the_same_time_is_refused_and_told_who_holds_the_host(
-    fleet: Fleet,
+    fleet: Fleet, served: None
 ) -> None:
     holder = fleet.start(fleet.inventory(), "--data", "verify=full")
     try:

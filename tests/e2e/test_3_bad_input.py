@@ -11,7 +11,7 @@ from fleet import MAIN, Fleet, invocation, ssh, url
 
 from lab.site import mirror_root
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("served")]
 NEW = "/var/lib/fp8fleet/new-models"
 FOLDER = mirror_root() / "models/tiny-llama"
 

@@ -11,12 +11,12 @@ from fleet import GROUP_DATA, MAIN, OTHER, Fleet, command, ssh, url
 from lab import site
 from lab.site import named
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("served")]
 PASSWORD = "only the lab's 'own'"
 
 
 @pytest.fixture(scope="module")
-def operator(lab: None) -> None:
+def operator(served: None) -> None:
     """An ordinary user of the main host whose sudo asks for a password; sshd on two ports."""
     ssh(
         MAIN,

@@ -262,9 +262,18 @@ def test_a_hosts_sudo_password_is_read_when_it_is_used(
     plan = make_plan(fleet, site.root)
     monkeypatch.setattr(session, "_session", session.Session(fleet, plan, False))
 
-    class Data(dict[str, Any]):
-        _sudo_password: str
+    host = SimpleNamespace(name="gpu-1", connector_data={})
+    assert session.host_plan(host) == plan.hosts["gpu-1"]
+    # Where pyinfra keeps the answer to its own question, and looks before it asks.
+    assert host.connector_data == {"prompted_sudo_password": "pass word"}
 
-    data = Data()
-    assert session.host_plan(SimpleNamespace(name="gpu-1", data=data)) == plan.hosts["gpu-1"]
-    assert data._sudo_password == "pass word"
+
+def test_a_host_without_a_sudo_password_gets_none(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = site.fleet()
+    plan = make_plan(fleet, site.root)
+    monkeypatch.setattr(session, "_session", session.Session(fleet, plan, False))
+    host = SimpleNamespace(name="gpu-1", connector_data={})
+    assert session.host_plan(host) == plan.hosts["gpu-1"]
+    assert host.connector_data == {}
