@@ -237,4 +237,5 @@ def _message(detail: ErrorDetails) -> str:
     ):
         return f"{location}: {text}"
     shown = repr(value) if len(repr(value)) <= 100 else repr(value)[:97] + "..."
-    return f"{location} = {shown}: {text}"
+    line = f"{location}: {text}" if shown in text else f"{location} = {shown}: {text}"
+    return re.sub(r"//[^/@]*@", "//...@", line)  # a login in a URL

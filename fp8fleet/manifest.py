@@ -67,6 +67,8 @@ def check_source(value: str) -> str:
     Raises:
         ValueError: what is wrong with it. A login in the URL is not repeated.
     """
+    if not re.fullmatch(r"[\w.~:/?#@!&*+,;=%\[\]-]+", value):
+        raise ValueError("a source URL must not hold spaces, quotes or control characters")
     url = urlsplit(value)
     if "@" in url.netloc:
         raise ValueError("a source URL must not hold a login: use a token file")

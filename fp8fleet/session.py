@@ -81,7 +81,7 @@ def _begin(params: dict[str, Any]) -> Session | None:
     names = limited(fleet, params.get("limit") or ())
     plan = make_plan(fleet)
     if _is_deploy(operations):
-        excluded = params.get("exclude") or ()
+        excluded = [name for e in params.get("exclude") or () for name in _matching(fleet, e)]
         check_secrets(fleet, [name for name in names if name not in excluded])
     return Session(fleet, plan, data.get("verify") == "full")
 
@@ -95,7 +95,7 @@ def limited(fleet: Fleet, limit: Iterable[str]) -> list[str]:
     chosen: list[str] = []
     entries = list(limit)
     for entry in entries:
-        found = [h.name for h in fleet.hosts if fnmatch(h.name, entry) or entry in h.groups]
+        found = _matching(fleet, entry)
         if not found:
             hosts = ", ".join(host.name for host in fleet.hosts)
             raise OperatorError(
@@ -103,6 +103,10 @@ def limited(fleet: Fleet, limit: Iterable[str]) -> list[str]:
             )
         chosen += [name for name in found if name not in chosen]
     return chosen if entries else [host.name for host in fleet.hosts]
+
+
+def _matching(fleet: Fleet, entry: str) -> list[str]:
+    return [h.name for h in fleet.hosts if fnmatch(h.name, entry) or entry in h.groups]
 
 
 def _is_deploy(operations: Iterable[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -71,18 +72,26 @@ def _known(kind: str, table: dict[str, Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _quoted(value: Any) -> Any:
+    if isinstance(value, float):
+        raise ValueError('write it in quotes, such as "3.12": as a number 3.10 would be 3.1')
+    return value
+
+
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Url = Annotated[str, AfterValidator(_url)]
-PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
-ModelId = Annotated[str, StringConstraints(pattern=r"^[\w.@+-]+(/[\w.@+-]+)*$")]
-Source = Annotated[str, AfterValidator(check_source)]
+PythonVersion = Annotated[
+    str, BeforeValidator(_quoted), StringConstraints(pattern=r"^3\.[0-9]{1,2}$")
+]
+ModelId = Annotated[str, StringConstraints(pattern=r"^\w[\w.@+-]*(/[\w.@+-]+)*$")]
+Source = Annotated[str, AfterValidator(_url), AfterValidator(check_source)]
 Address = Annotated[str, AfterValidator(_address)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,40}$")]
 LinuxUser = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]
 Seconds = Annotated[int, Field(ge=1, strict=True)]
-OneLine = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
+OneLine = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$")]
 Option = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 

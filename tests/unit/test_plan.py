@@ -189,7 +189,6 @@ def test_one_ipv6_service_address_written_in_two_ways_is_refused(gateway_site: S
     assert "host gpu-2: [fd00::1]:8000 is also an address of host gpu-1" in gateway_site.refusal()
 
 
-@pytest.mark.xfail(strict=True, reason="127.* is left out whether or not there is a gateway")
 def test_one_loopback_address_of_two_hosts_behind_a_gateway_is_refused(gateway_site: Site) -> None:
     for host in gateway_site.hosts.values():
         host["service_address"] = "127.0.0.1"

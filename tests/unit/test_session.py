@@ -203,7 +203,6 @@ def test_the_secret_of_an_excluded_host_is_not_asked_for(secret_of_gpu_2: dict[s
     assert "host gpu-2" in message
 
 
-@pytest.mark.xfail(strict=True, reason="only names are left out; pyinfra takes groups, wildcards")
 @pytest.mark.parametrize("exclude", ["serving", "gpu-*"])
 def test_the_secrets_of_an_excluded_group_are_not_asked_for(
     secret_of_gpu_2: dict[str, Any], exclude: str
