@@ -8,7 +8,10 @@ demo: $(VENV)/ready  ## a served model on a host made on this machine
 	$(PY) -m lab.demo
 
 test: check  ## everything, the end-to-end part included
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not long"
+
+test-long: check  ## what takes minutes more
+	$(PY) -m pytest -m long
 
 test-unit: check  ## what needs no root and no network
 	$(PY) -m pytest tests/unit tests/operations

@@ -20,6 +20,7 @@ _data = {
     "engine_release": "0.32.0",
     "engine_python": "3.11",
     "engine_requirements": "locks/vllm-0.32.0-cpu-x86_64.txt",
+    "engine_pins": ["pydantic==2.14.4"],
     # One process a server and no compilation: a start on two cores takes seconds, not a minute.
     "engine_environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     "model_manifest": "models/tiny-llama/manifest.toml",
