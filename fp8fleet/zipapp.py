@@ -8,7 +8,23 @@ import io
 import zipfile
 from pathlib import Path
 
-HOST_MODULES = ("errors", "fetch", "hostcli", "manifest", "ready", "secrets", "toml")
+HOST_MODULES = (
+    "errors",
+    "fetch/__init__",
+    "fetch/check",
+    "fetch/disk",
+    "fetch/engine",
+    "fetch/options",
+    "fetch/origin",
+    "fetch/partial",
+    "fetch/progress",
+    "fetch/web",
+    "hostcli",
+    "manifest",
+    "ready",
+    "secrets",
+    "toml",
+)
 """What `hostcli` imports, no more: a change of another module gives hosts no new file."""
 
 _MAIN = b"""import sys

@@ -28,10 +28,12 @@ from fp8fleet.fetch import (
     PlainReporter,
     Reporter,
     RichReporter,
+    check,
     directory_lock,
     human_bytes,
     verify,
 )
+from fp8fleet.fetch.partial import Partial
 from fp8fleet.manifest import Manifest, ManifestFile
 
 NAME = "model.safetensors"
@@ -133,7 +135,7 @@ def test_a_second_fetch_sends_no_request_and_hashes_nothing(
     tmp_path: Path, server: httpd.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch(tmp_path, server.url)
-    monkeypatch.setattr(fetching, "_hash_file", lambda *_: pytest.fail("hashed"))
+    monkeypatch.setattr(check, "hash_file", lambda *_: pytest.fail("hashed"))
     result = fetch(tmp_path, server.url)
     assert (result.fetched, result.kept) == ((), (NAME,))
     assert len(server.requests) == 1
@@ -683,7 +685,7 @@ def test_a_full_disk_is_one_line(
 ) -> None:
     """/dev/full gives the kernel's own ENOSPC."""
     full = os.open("/dev/full", os.O_RDWR)
-    monkeypatch.setattr(fetching._Partial, "_open", lambda self: os.dup(full))
+    monkeypatch.setattr(Partial, "_open", lambda self: os.dup(full))
     message = failure(tmp_path, server.url)
     os.close(full)
     assert "the disk is full: free some space and run again" in message
@@ -789,7 +791,7 @@ def test_verify_stamps_what_it_hashed(tmp_path: Path, monkeypatch: pytest.Monkey
     manifest = manifest_of({NAME: BODY})
     (tmp_path / NAME).write_bytes(BODY)
     assert verify(manifest, tmp_path) == []
-    monkeypatch.setattr(fetching, "_hash_file", lambda *_: pytest.fail("hashed"))
+    monkeypatch.setattr(check, "hash_file", lambda *_: pytest.fail("hashed"))
     assert verify(manifest, tmp_path) == []
     stamp = json.loads((tmp_path / ".fp8fleet-stamp.json").read_text())
     assert stamp["manifest"] == manifest.digest
