@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     lock.add_argument("--output", type=Path, help="default: locks/vllm-RELEASE-P-A.txt")
     lock.set_defaults(func=_lock)
     hostcli.register(subparsers)
+    manifest = subparsers.add_parser("manifest", help="make and check models/<name>/")
+    hostcli.register_manifest(manifest.add_subparsers(required=True, metavar="COMMAND"))
     _register_lab(subparsers)
     return parser
 

@@ -2,7 +2,7 @@
 
 from fp8fleet.fetch.check import Finding, Stamp, verify
 from fp8fleet.fetch.engine import FetchResult, directory_lock, fetch
-from fp8fleet.fetch.options import FetchOptions
+from fp8fleet.fetch.options import FanOut, FetchOptions
 from fp8fleet.fetch.progress import (
     PlainReporter,
     Reporter,
@@ -12,6 +12,7 @@ from fp8fleet.fetch.progress import (
 )
 
 __all__ = [
+    "FanOut",
     "FetchOptions",
     "FetchResult",
     "Finding",

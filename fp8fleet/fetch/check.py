@@ -31,6 +31,8 @@ class Finding:
     """Path relative to the model directory."""
     message: str
     remedy: str
+    got: str | None = None
+    """SHA256 of the wrong file, where it was computed."""
 
 
 class Stamp:
@@ -100,23 +102,39 @@ def verify(
         What is wrong, errors first. Empty: whole, and nothing else is there.
     """
     stamp = Stamp(directory)
-    shown = reporter or Reporter()
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        checks = pool.map(
-            lambda file: check_file(directory, file, stamp, full, shown), manifest.files
-        )
-        findings = [finding for finding in checks if finding is not None]
-    findings += _extra_files(manifest, directory)
+    found = check_files(manifest, directory, stamp, full, reporter or Reporter())
+    findings = [*found.values(), *_extra_files(manifest, directory)]
     # A check by another user, or on a read-only or full disk, is still a check.
     with suppress(OSError):
         stamp.save(manifest)
     return sorted(findings, key=lambda finding: (finding.severity != "error", finding.file))
 
 
-def check_file(
+def check_files(
+    manifest: Manifest, directory: Path, stamp: Stamp, full: bool, reporter: Reporter
+) -> dict[ManifestFile, Finding]:
+    """Check every file on as many cores as this process may use; returns those that are wrong.
+
+    One file is hashed by one core (SHA256 is serial), the largest first, so that no core is left
+    with a large one at the end. Right ones that were hashed enter the stamp.
+    """
+    ordered = sorted(manifest.files, key=lambda file: -file.size)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        checks = [
+            (file, pool.submit(_check_file, directory, file, stamp, full, reporter))
+            for file in ordered
+        ]
+        try:
+            results = [(file, check.result()) for file, check in checks]
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return {file: finding for file, finding in results if finding is not None}
+
+
+def _check_file(
     directory: Path, file: ManifestFile, stamp: Stamp, full: bool, reporter: Reporter
 ) -> Finding | None:
-    """Check one file; a right one that was hashed enters the stamp."""
     fetch_it = "run `fp8fleet fetch` again"
     path = directory / file.path
     try:
@@ -136,7 +154,7 @@ def check_file(
         return Finding("unreadable", "error", file.path, message, "check the disk and permissions")
     if got != file.sha256:
         message = f"has sha256 {got}, expected {file.sha256}"
-        return Finding("digest", "error", file.path, message, fetch_it)
+        return Finding("digest", "error", file.path, message, fetch_it, got)
     # The status from before the hashing: a change in the meantime shows at the next check.
     stamp.record(file, status)
     return None

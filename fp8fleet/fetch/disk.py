@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 
-def write_beside(path: Path, text: str) -> None:
+def write_beside(path: Path, content: str | bytes) -> None:
     """Replace a small file as a whole."""
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
+    beside.write_bytes(content.encode() if isinstance(content, str) else content)
     beside.replace(path)
 
 

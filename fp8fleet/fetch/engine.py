@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,32 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
-from fp8fleet.errors import CheckFailed, OperatorError
-from fp8fleet.fetch.check import Stamp, check_file
+from fp8fleet.errors import CheckFailed
+from fp8fleet.fetch.check import check_files
 from fp8fleet.fetch.options import FetchOptions
-from fp8fleet.fetch.origin import Body, FileOrigin, Interrupted, Origin, Refused
+from fp8fleet.fetch.origin import Body, Interrupted, Origin, Refused
+from fp8fleet.fetch.pace import Retries
 from fp8fleet.fetch.partial import Partial, describe
 from fp8fleet.fetch.progress import human_bytes
-from fp8fleet.fetch.web import Bearer, HttpOrigin
-from fp8fleet.manifest import (
-    LOCK,
-    PARTIAL,
-    PARTIAL_ORIGIN,
-    QUARANTINE,
-    Manifest,
-    ManifestFile,
-    check_source,
-)
-from fp8fleet.secrets import SecretRef
+from fp8fleet.fetch.run import Run
+from fp8fleet.manifest import LOCK, PARTIAL, PARTIAL_ORIGIN, QUARANTINE, Manifest, ManifestFile
 
 _RESET_AFTER = 1 << 20
 """New bytes after which a source's failures are forgiven: a slow link may break many times."""
-
-
-class _Stopped(Exception):
-    """Another file failed for good, or the operator stopped the run."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +36,8 @@ class FetchResult:
     kept: tuple[str, ...]
     """Files that were there and right."""
     bytes_received: int
+    """From sources."""
+    bytes_from_peers: int
     seconds: float
 
 
@@ -101,43 +87,50 @@ def fetch(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with directory_lock(directory):
-            return _Fetch(manifest, directory, options).run(
+            return _Fetch(Run(manifest, directory, options)).run(
                 manifest.sources if sources is None else tuple(sources)
             )
     except OSError as error:
-        raise CheckFailed(_disk_error(directory, error)) from None
+        raise CheckFailed(disk_error(directory, error)) from None
 
 
 class _Fetch:
-    """One run over one directory, which it has for itself."""
+    """Obtains the files of one run."""
 
-    def __init__(self, manifest: Manifest, directory: Path, options: FetchOptions) -> None:
-        self._manifest = manifest
-        self._directory = directory
-        self._options = options
-        self._reporter = options.reporter
-        self._stamp = Stamp(directory)
-        self._stop = threading.Event()
-        self._received = 0
-        self._received_lock = threading.Lock()
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._manifest = run.manifest
+        self._directory = run.directory
+        self._options = run.options
+        self._reporter = run.reporter
 
     def run(self, sources: tuple[str, ...]) -> FetchResult:
         began = time.monotonic()
         missing = self._missing()
-        self._stamp.save(self._manifest)
+        self._run.stamp.save(self._manifest)
         if missing:
             self._check_space(missing)
-            with requests.Session() as session:
-                origins = _origins(sources, session, self._options)
-                self._each(missing, lambda file: self._obtain(file, origins))
-        self._stamp.save(self._manifest)
+            self._obtain_all(missing, sources)
+        self._run.stamp.save(self._manifest)
         # Every file has its name: what is left here belongs to none.
         for name in (PARTIAL, PARTIAL_ORIGIN):
             shutil.rmtree(self._directory / name, ignore_errors=True)
         fetched = {file.path for file in missing}
         kept = tuple(file.path for file in self._manifest.files if file.path not in fetched)
-        seconds = time.monotonic() - began
-        return FetchResult(tuple(sorted(fetched)), kept, self._received, seconds)
+        run, seconds = self._run, time.monotonic() - began
+        return FetchResult(tuple(sorted(fetched)), kept, run.received, run.from_peers, seconds)
+
+    def _obtain_all(self, missing: list[ManifestFile], sources: tuple[str, ...]) -> None:
+        # Here, because a run that finds everything in place needs neither of them.
+        from fp8fleet.fetch.sources import open_sources
+
+        with open_sources(sources, self._options) as origins:
+            left = missing
+            if self._options.fan_out is not None:
+                from fp8fleet.fetch.swarm import fetch_with_peers
+
+                left = fetch_with_peers(self._run, missing, origins)
+            self._each(left, lambda file: self._obtain(file, origins))
 
     def _each(self, files: list[ManifestFile], action: Callable[[ManifestFile], None]) -> None:
         """Run ``action`` on several files at once, large ones first; the first failure ends all."""
@@ -148,34 +141,26 @@ class _Fetch:
                 for future in as_completed(futures):
                     future.result()
             except BaseException:
-                self._stop.set()
+                self._run.stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
     def _missing(self) -> list[ManifestFile]:
         """The files to fetch. One that is there and wrong loses its name at once."""
-        missing: list[ManifestFile] = []
-
-        def check(file: ManifestFile) -> None:
-            finding = check_file(self._directory, file, self._stamp, False, self._reporter)
-            if finding is None:
-                return
+        run = self._run
+        found = check_files(self._manifest, self._directory, run.stamp, False, run.reporter)
+        for file, finding in found.items():
+            path = self._directory / file.path
             if finding.code in ("not-a-file", "unreadable"):
-                raise CheckFailed(
-                    f"{self._directory / file.path}: {finding.message}: {finding.remedy}"
-                )
+                raise CheckFailed(f"{path}: {finding.message}: {finding.remedy}")
             if finding.code != "missing":
-                self._reporter.note(f"{file.path}: {finding.message}: fetched again")
-                target = self._quarantine_path(file)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (self._directory / file.path).replace(target)
-                self._note_quarantine(file, finding.message, "found in the directory")
-            missing.append(file)
-
-        self._each(list(self._manifest.files), check)
-        return missing
+                run.reporter.note(f"{file.path}: {finding.message}: fetched again")
+                path.replace(run.quarantine.path(file))
+                run.quarantine.note(file, finding.message, finding.got, "found in the directory")
+        return list(found)
 
     def _check_space(self, files: list[ManifestFile]) -> None:
+        """What the disk holds already, older models among it, stays: only the rest counts."""
         missing = sum(file.size - self._partial_bytes(file) for file in files)
         margin = self._options.margin_bytes
         free = shutil.disk_usage(self._directory).free
@@ -188,14 +173,16 @@ class _Fetch:
 
     def _partial_bytes(self, file: ManifestFile) -> int:
         try:
-            size = (self._directory / PARTIAL / file.path).stat().st_size
+            status = (self._directory / PARTIAL / file.path).stat()
         except OSError:
             return 0
+        # With peers the pieces come in any order: the file has holes.
+        size = min(status.st_size, status.st_blocks * 512)
         return size if size <= file.size else 0
 
     def _obtain(self, file: ManifestFile, origins: list[Origin]) -> None:
         """Try the sources in order until one has the file."""
-        self._raise_if_stopped()
+        self._run.raise_if_stopped()
         outcome = "not fetched"
         self._reporter.begin(file.path, file.size, 0)
         try:
@@ -206,7 +193,7 @@ class _Fetch:
             finally:
                 part.close()
         except OSError as error:
-            raise CheckFailed(_disk_error(self._directory / file.path, error)) from None
+            raise CheckFailed(disk_error(self._directory / file.path, error)) from None
         finally:
             self._reporter.end(file.path, outcome)
 
@@ -227,12 +214,17 @@ class _Fetch:
                 self._reporter.note(f"{file.path}: {refusals[-1]}")
         else:
             raise CheckFailed(_no_source(file, refusals))
-        self._stamp.record(file, part.publish(self._directory / file.path))
-        self._stamp.save(self._manifest)
+        self._run.stamp.record(file, part.publish(self._directory / file.path))
+        self._run.stamp.save(self._manifest)
 
     def _download(self, file: ManifestFile, part: Partial, origin: Origin) -> None:
         """Fill ``part`` from one source until it is whole and right."""
-        failures, best, from_zero = 0, part.size, False
+        retries = Retries(
+            self._options,
+            self._run.sleep,
+            lambda line: self._reporter.note(f"{file.path}: {origin.name}: {line}"),
+        )
+        best, from_zero = part.size, False
         while True:
             where = origin.name
             try:
@@ -241,9 +233,9 @@ class _Fetch:
                 # Broken behind the last byte: nothing is missing, the digest decides.
                 if part.size < file.size:
                     if part.size >= best + _RESET_AFTER:
-                        failures, best = 0, part.size
-                    failures += 1
-                    self._pause_or_refuse(file, origin, error, failures)
+                        retries.forgive()
+                        best = part.size
+                    retries.failed(error)
                     continue
             if part.digest == file.sha256:
                 return
@@ -253,19 +245,6 @@ class _Fetch:
             from_zero = True
             self._reporter.note(f"{file.path}: the resumed file is wrong: from zero once more")
             part.restart()
-
-    def _pause_or_refuse(
-        self, file: ManifestFile, origin: Origin, error: Interrupted, failures: int
-    ) -> None:
-        if failures > self._options.retries:
-            raise Refused(f"{error} ({failures} tries)")
-        longest = self._options.longest_backoff_s
-        pause = min(longest, self._options.backoff_s * 2 ** (failures - 1))
-        if error.retry_after_s is not None:
-            pause = min(longest, max(pause, error.retry_after_s))
-        self._reporter.note(f"{file.path}: {origin.name}: {error}: next try in {pause:g} s")
-        (self._options.sleep or self._stop.wait)(pause)
-        self._raise_if_stopped()
 
     def _stream(self, file: ManifestFile, part: Partial, origin: Origin) -> str:
         """Append one answer of ``origin`` to ``part``; returns the address that answered."""
@@ -280,13 +259,13 @@ class _Fetch:
                 part.restart()
             part.note_origin(origin, body.validator)
             while chunk:
-                self._raise_if_stopped()
+                self._run.raise_if_stopped()
                 if part.size + len(chunk) > file.size:
                     what = describe(part.head() or chunk) or "more bytes"
                     part.restart()
                     raise Refused(f"sends {what} than the {file.size} expected")
                 part.write(chunk)
-                self._count(len(chunk))
+                self._run.count(len(chunk))
                 chunk = next(body.chunks, b"")
         if part.size < file.size:
             self._refuse_short(file, part, body)
@@ -304,61 +283,11 @@ class _Fetch:
     def _quarantine(self, file: ManifestFile, part: Partial, where: str) -> str:
         """Move wrong bytes aside; returns what to tell."""
         got, what = part.digest, describe(part.head())
-        part.move_to(self._quarantine_path(file))
-        self._note_quarantine(file, f"has sha256 {got}, expected {file.sha256}", where)
+        part.move_to(self._run.quarantine.path(file))
+        message = f"has sha256 {got}, expected {file.sha256}"
+        self._run.quarantine.note(file, message, got, where)
         kind = f" ({what})" if what else ""
         return f"wrong bytes{kind}: sha256 {got}, from {where}, kept in {QUARANTINE}/"
-
-    def _quarantine_path(self, file: ManifestFile) -> Path:
-        """The newest bad copy only: more of them would fill the disk."""
-        return self._directory / QUARANTINE / "files" / file.path
-
-    def _note_quarantine(self, file: ManifestFile, what: str, source: str) -> None:
-        note = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "path": file.path,
-            "what": what,
-            "expected": file.sha256,
-            "source": source,
-        }
-        with (self._directory / QUARANTINE / "notes.jsonl").open("a", encoding="utf-8") as notes:
-            notes.write(json.dumps(note) + "\n")
-
-    def _count(self, received: int) -> None:
-        with self._received_lock:
-            self._received += received
-
-    def _raise_if_stopped(self) -> None:
-        if self._stop.is_set():
-            raise _Stopped
-
-
-def _origins(
-    sources: tuple[str, ...], session: requests.Session, options: FetchOptions
-) -> list[Origin]:
-    if not sources:
-        raise OperatorError("no source to fetch from: give --source or `sources` in the manifest")
-    if options.ca_bundle is not None and not options.ca_bundle.is_file():
-        raise OperatorError(f"CA bundle {options.ca_bundle}: no such file")
-    token = None
-    if options.token_file is not None:
-        token = SecretRef("file", str(options.token_file)).resolve()
-    session.auth = Bearer(token)
-    session.max_redirects = 10
-    adapter = requests.adapters.HTTPAdapter(pool_maxsize=options.threads)
-    session.mount("http://", adapter)
-    session.mount("https://", adapter)
-    return [_origin(source, session, options) for source in sources]
-
-
-def _origin(source: str, session: requests.Session, options: FetchOptions) -> Origin:
-    try:
-        base = check_source(source)
-    except ValueError as error:
-        raise OperatorError(f"source {error}") from None
-    if base.startswith("file:"):
-        return FileOrigin(base)
-    return HttpOrigin(base, session, options)
 
 
 def _wrong_size(head: bytes, got: int, expected: int, where: str, what: str | None = None) -> str:
@@ -376,7 +305,8 @@ def _no_source(file: ManifestFile, refusals: list[str]) -> str:
     )
 
 
-def _disk_error(path: Path, error: OSError) -> str:
+def disk_error(path: Path, error: OSError) -> str:
+    """What to tell of a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"{path}: the disk is full: free some space and run again,"

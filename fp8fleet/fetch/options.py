@@ -10,6 +10,18 @@ from fp8fleet.fetch.progress import Reporter
 
 
 @dataclass(frozen=True)
+class FanOut:
+    """Other hosts that want the same files or have them."""
+
+    torrent: Path
+    """Made by `fp8fleet manifest torrent`."""
+    listen: str
+    """``ADDRESS:PORT`` of this host; nothing else is bound."""
+    peers: tuple[str, ...]
+    """``ADDRESS:PORT`` of the others; this host may be among them."""
+
+
+@dataclass(frozen=True)
 class FetchOptions:
     """How to fetch."""
 
@@ -29,8 +41,12 @@ class FetchOptions:
     stall_s: float = 30.0
     """Silence, or a rate below ``least_bytes_per_s``, that counts as a broken connection."""
     least_bytes_per_s: float = 1024.0
+    rate_limit: float | None = None
+    """Bytes a second of all threads together, and of what peers send; None: no limit."""
     margin_bytes: int = 1 << 30
     """Bytes that must stay free on the disk."""
     sleep: Callable[[float], object] | None = None
     """Pauses between tries; None: a wait that the end of the run interrupts."""
     reporter: Reporter = field(default_factory=Reporter)
+    fan_out: FanOut | None = None
+    """Which hosts to share the download with; None: every byte comes from the sources."""

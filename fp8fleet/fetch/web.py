@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import requests
@@ -24,14 +25,16 @@ class HttpOrigin:
         self._session = session
         self._options = options
 
-    def open(self, path: str, offset: int, validator: str | None) -> Body:
+    def open(
+        self, path: str, offset: int, validator: str | None, length: int | None = None
+    ) -> Body:
         """See `Origin.open`."""
         # Compressed answers have other offsets than the file.
         headers = {"Accept-Encoding": "identity"}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-            if validator:
-                headers["If-Range"] = validator
+        if offset or length is not None:
+            headers["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
+        if offset and validator:
+            headers["If-Range"] = validator
         response = self._get(f"{self.name}/{quote(path)}", headers)
         try:
             _raise_for_status(response)
@@ -112,8 +115,15 @@ def _raise_for_status(response: requests.Response) -> None:
 
 
 def _retry_after(response: requests.Response) -> float | None:
-    seconds = _integer(response.headers.get("Retry-After"))
-    return None if seconds is None else float(seconds)
+    """Seconds that the server asks for: a number or a date (RFC 9110, 10.2.3)."""
+    text = response.headers.get("Retry-After")
+    seconds = _integer(text)
+    if seconds is not None:
+        return float(seconds)
+    try:
+        return max(0.0, parsedate_to_datetime(text or "").timestamp() - time.time())
+    except ValueError:
+        return None
 
 
 def _integer(text: str | None) -> int | None:
