@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -163,18 +164,22 @@ class Site:
     """The other hosts, this one left out."""
 
     @classmethod
-    def of(cls, listen: Address, peers: Iterable[Address]) -> Site:
-        """``peers`` may name this host too, so that every host can be given one list.
+    def parse(cls, listen: str, peers: Iterable[str]) -> Site:
+        """Read addresses; ``peers`` may name this host too, so that all can be given one list.
 
         Raises:
-            OperatorError: two peers with one address: they could not be told apart.
+            OperatorError: an address that is none, or two peers on one that can't be told apart.
         """
-        others = sorted({peer for peer in peers if peer.ip != listen.ip})
-        ips = [peer.ip for peer in others]
-        for ip in ips:
-            if ips.count(ip) > 1:
-                raise OperatorError(f"--peer {ip}: is given with two ports, expected one a host")
-        return cls(listen, tuple(others))
+        try:
+            here = Address.parse(listen)
+            others = sorted({Address.parse(peer) for peer in peers})
+        except ValueError as error:
+            raise OperatorError(f"--listen, --peer: {error}") from None
+        others = [peer for peer in others if peer.ip != here.ip]
+        for one, next_one in pairwise(others):
+            if one.ip == next_one.ip:
+                raise OperatorError(f"--peer {one.ip}: is given with two ports, expected one")
+        return cls(here, tuple(others))
 
 
 @dataclass

@@ -9,9 +9,8 @@ from pathlib import Path
 from fp8fleet.errors import CheckFailed
 from fp8fleet.fetch import FanOut, Reporter, human_bytes, verify
 from fp8fleet.fetch.disk import write_beside
-from fp8fleet.fetch.swarm import site_of
 from fp8fleet.manifest import Manifest
-from fp8fleet.peers import Exchange, load_torrent, make_torrent
+from fp8fleet.peers import Exchange, Site, load_torrent, make_torrent
 
 _TOLD_EVERY_S = 60.0
 
@@ -55,7 +54,7 @@ def seed(
         OperatorError: the torrent is not of this manifest, or an address is none.
     """
     torrent = load_torrent(fan_out.torrent, manifest)
-    site = site_of(fan_out.listen, fan_out.peers)
+    site = Site.parse(fan_out.listen, fan_out.peers)
     _require_whole(manifest, directory, Reporter())
     places = {path: path for path in torrent.files}
     with Exchange(torrent, directory, site, places, set(places), rate_limit) as exchange:

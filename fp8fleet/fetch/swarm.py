@@ -9,7 +9,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
-from fp8fleet.errors import OperatorError
 from fp8fleet.fetch.check import hash_file
 from fp8fleet.fetch.disk import fsync_directory
 from fp8fleet.fetch.origin import Interrupted, Origin, Refused
@@ -18,9 +17,9 @@ from fp8fleet.fetch.progress import human_bytes
 from fp8fleet.fetch.run import Run, Stopped
 from fp8fleet.fetch.shares import PATIENCE_S, Shares
 from fp8fleet.manifest import PARTIAL, PARTIAL_ORIGIN, QUARANTINE, ManifestFile
-from fp8fleet.peers import Address, Exchange, Piece, Site, load_torrent
+from fp8fleet.peers import Exchange, Piece, Site, load_torrent
 
-_TICK_S = 0.1
+_TICK_S = 0.2
 _SETTLE_S = 1.0
 """At most so long the peers' answers are awaited before the first question to a source."""
 _LINGER_S = 3.0
@@ -59,7 +58,7 @@ class _Swarm:
         self._reporter = run.reporter
         self._missing = missing
         self._torrent = load_torrent(fan_out.torrent, run.manifest)
-        self._site = site_of(fan_out.listen, fan_out.peers)
+        self._site = Site.parse(fan_out.listen, fan_out.peers)
         self._files = {file.path: file for file in missing if file.path in self._torrent.files}
         self._state: dict[str, State] = dict.fromkeys(self._files, "coming")
         self._hashing: dict[str, Future[str]] = {}
@@ -385,15 +384,3 @@ class _Sources:
         if len(content) < piece.size:
             raise Interrupted(f"truncated: {len(content)} of {piece.size} bytes of a piece")
         return bytes(content[: piece.size])
-
-
-def site_of(listen: str, peers: tuple[str, ...]) -> Site:
-    """Read the addresses of an exchange.
-
-    Raises:
-        OperatorError: an address that is none.
-    """
-    try:
-        return Site.of(Address.parse(listen), [Address.parse(peer) for peer in peers])
-    except ValueError as error:
-        raise OperatorError(f"--listen, --peer: {error}") from None
