@@ -40,15 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """Options are written out; a prefix of one is a mistake, here and in subcommands."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments, allow_abbrev=False)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fp8fleet", description=__doc__)
+    parser = hostcli.Parser(prog="fp8fleet", description=__doc__)
     subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(
         required=True, metavar="COMMAND"
     )

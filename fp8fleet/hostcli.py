@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch import (
@@ -28,6 +28,16 @@ from fp8fleet.secrets import SecretRef
 
 if TYPE_CHECKING:
     from fp8fleet import ready
+
+COMMANDS = ("fetch", "verify", "seed", "ready")
+TORRENT = ["manifest", "torrent"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Options are written out; a prefix of one is a mistake, here and in subcommands."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, allow_abbrev=False)
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -261,11 +271,14 @@ def _say(line: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 fine, 1 failed, 2 wrong input)."""
-    parser = argparse.ArgumentParser(prog="fp8fleet", description=__doc__)
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser = Parser(prog="fp8fleet", description=__doc__)
+    subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(
+        required=True, metavar="COMMAND"
+    )
     register(subparsers)
     group = subparsers.add_parser("manifest", help="what is made where a model's bytes are")
-    register_manifest(group.add_subparsers(required=True, metavar="COMMAND"))
+    made: argparse._SubParsersAction[Any] = group.add_subparsers(required=True, metavar="COMMAND")
+    register_manifest(made)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.func(arguments))

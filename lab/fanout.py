@@ -34,9 +34,7 @@ class FanOutCost:
     """What a download of every host at once took."""
 
     copies: float
-    """Bytes of files that left the origin, in sizes of the model."""
-    wire_copies: float
-    """The same with headers, as the origin's link counted them."""
+    """Bytes that left the origin, requests' answers and all, in sizes of the model."""
     seconds: float
     """Until the last host was done."""
     one_copy_seconds: float
@@ -60,18 +58,15 @@ def measure(hosts: int, size: int, files: int, mbit: int, scratch: Path) -> FanO
     root = scratch / "origin"
     manifest = _make_model(root, size, files)
     _make_torrent(manifest, root)
-    with _namespaces(hosts, mbit), _origin(root, scratch) as log:
+    with _namespaces(hosts, mbit), _origin(root, scratch):
         one_copy = _one_copy(root)
-        log.write_text("")
-        wire_before, began = _left_origin(), time.monotonic()
+        left_before, began = _left_origin(), time.monotonic()
         fetchers = [_start_fetch(host, hosts, manifest, scratch) for host in range(hosts)]
         peak = _wait(fetchers)
         seconds = time.monotonic() - began
-        wire = _left_origin() - wire_before
-        time.sleep(0.5)
-        sent = sum(_sent(line) for line in log.read_text().splitlines())
+        left = _left_origin() - left_before
     whole = sum(_is_whole(manifest, scratch / f"host-{host}") for host in range(hosts))
-    return FanOutCost(sent / size, wire / size, seconds, one_copy, peak, whole)
+    return FanOutCost(left / size, seconds, one_copy, peak, whole)
 
 
 def _make_model(root: Path, size: int, files: int) -> Path:
@@ -131,16 +126,15 @@ def _remove() -> None:
 
 
 @contextmanager
-def _origin(root: Path, scratch: Path) -> Iterator[Path]:
-    """The web server in the origin's namespace; yields its log."""
-    log = scratch / "access.log"
+def _origin(root: Path, scratch: Path) -> Iterator[None]:
+    """The web server in the origin's namespace."""
     command = [sys.executable, "-m", "lab.webserver", "--root", str(root), "--port", str(_PORT)]
-    command += ["--address", _address(_ORIGIN), "--access-log", str(log)]
+    command += ["--address", _address(_ORIGIN), "--access-log", "/dev/null"]
     with subprocess.Popen(_within(_ORIGIN, command), env=_environment(), cwd=scratch) as server:
         try:
             curl = ["curl", "-sf", "--retry", "50", "--retry-connrefused", "--retry-delay", "1"]
             run(_within(_number(0), [*curl, "-o", "/dev/null", f"{_url()}/"]))
-            yield log
+            yield
         finally:
             server.terminate()
 
@@ -204,11 +198,6 @@ def _left_origin() -> int:
     """Bytes that came out of the origin's namespace."""
     link = Path(f"/sys/class/net/{_PREFIX}-o{_ORIGIN}/statistics/rx_bytes")
     return int(link.read_text())
-
-
-def _sent(line: str) -> int:
-    """Bytes of one answer; see `lab.webserver.AccessLine`."""
-    return int(line.split()[-2])
 
 
 def _url() -> str:
