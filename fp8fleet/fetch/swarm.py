@@ -15,7 +15,7 @@ from fp8fleet.fetch.origin import Interrupted, Origin, Refused
 from fp8fleet.fetch.pace import Retries
 from fp8fleet.fetch.progress import human_bytes
 from fp8fleet.fetch.run import Run, Stopped
-from fp8fleet.fetch.shares import PATIENCE_S, Shares
+from fp8fleet.fetch.shares import GRACE_S, PATIENCE_S, Shares
 from fp8fleet.manifest import PARTIAL, PARTIAL_ORIGIN, QUARANTINE, ManifestFile
 from fp8fleet.peers import Exchange, Piece, Site, load_torrent
 
@@ -167,7 +167,8 @@ class _Swarm:
             if now - told_at > 10:
                 self._tell(exchange)
                 told_at = now
-            if now - progress_at > 2 * PATIENCE_S and self._coming():
+            longest = 2 * (PATIENCE_S if exchange.connected else GRACE_S)
+            if now - progress_at > longest and self._coming():
                 self._reporter.note("neither peers nor sources give more pieces: sources alone")
                 return
 
