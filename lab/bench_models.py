@@ -49,9 +49,8 @@ def _measure_fetch(scratch: Path) -> None:
     print(f"  against it (at most 1.1)                 {ratio:6.2f}")
     one, all_cores = (_timed_full_check(manifest, scratch / "ours", cores) for cores in (1, None))
     print(f"verify --full of it, one core              {one:6.2f} s")
-    print(
-        f"  all {len(os.sched_getaffinity(0))} cores                              {all_cores:6.2f} s"
-    )
+    cores = len(os.sched_getaffinity(0))
+    print(f"  {cores:3} cores                                {all_cores:6.2f} s")
 
 
 def _random_model(root: Path, manifest: Path) -> Path:
