@@ -33,6 +33,11 @@ NGINX_KEEPALIVE_S = 60
 """Nginx's default for idle upstream connections; the servers keep theirs open longer."""
 
 
+def _bracketed(address: str) -> str:
+    """An IPv6 address as it stands before a port."""
+    return f"[{address}]" if ":" in address else address
+
+
 @dataclass(frozen=True)
 class PlannedFile:
     """A file as it lands on a host.
@@ -145,8 +150,7 @@ class InstancePlan:
     @property
     def upstream(self) -> str:
         """``address:port`` under which the proxy reaches the server."""
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
+        return f"{_bracketed(self.address)}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -165,8 +169,13 @@ class ProxyPlan:
     digest: str
     """Of the whole configuration; Nginx tells it on ``status_port``: a proof that it is live."""
     api_key: SecretRef | None
-    url: str
-    """Base URL as the control machine reaches it."""
+    address: str
+    """Name or address by which the control machine reaches the host."""
+
+    @property
+    def url(self) -> str:
+        """Base URL as the control machine reaches it."""
+        return f"http://{_bracketed(self.address)}:{self.listen}"
 
 
 @dataclass(frozen=True)
@@ -650,7 +659,6 @@ def _proxy(
     }
     digest = _digest(render.template("nginx/nginx.conf.j2", values | {"digest": ""}))
     files = [_file("nginx", "/etc/nginx/nginx.conf", values | {"digest": digest})]
-    address = host.spec.service_address or host.ssh_hostname
     proxy = ProxyPlan(
         listen=host.spec.nginx_listen,
         status_port=host.spec.nginx_status_port,
@@ -658,7 +666,7 @@ def _proxy(
         upstreams=upstreams,
         digest=digest,
         api_key=host.spec.api_key,
-        url=f"http://{address}:{host.spec.nginx_listen}",
+        address=host.ssh_hostname,
     )
     return proxy, files
 

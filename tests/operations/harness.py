@@ -165,7 +165,7 @@ INSTANCE = replace(
     marker="/run/fp8fleet/main.ready",
 )
 
-PROXY = replace(_PROXY, digest="0123456789ab", api_key=None, url="http://10.0.0.1:8080")
+PROXY = replace(_PROXY, digest="0123456789ab", api_key=None, address="10.0.0.1")
 
 
 def host_plan(**changes: Any) -> HostPlan:

@@ -47,7 +47,7 @@ def test_plan_prints_every_host(project: None, capsys: pytest.CaptureFixture[str
         "http://10.30.0.11:8001",
         "devices 4,5,6,7",
         "max-model-len=32768",
-        "http://10.30.0.2:8080 -> 10.30.0.11:8000",
+        "http://10.20.0.2:8080 -> 10.30.0.11:8000",
     ):
         assert text in out
 
