@@ -20,7 +20,7 @@ from fp8fleet.secrets import SecretRef
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the host's commands to a command line; each sets ``func(Namespace) -> exit code``."""
     _register_fetch(subparsers)
-    _register_verify(subparsers)
+    register_verify(subparsers)
     _register_ready(subparsers)
 
 
@@ -40,7 +40,8 @@ def _register_fetch(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.set_defaults(func=_fetch)
 
 
-def _register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``verify MANIFEST DIRECTORY``."""
     parser = subparsers.add_parser("verify", help="check a directory against its manifest")
     parser.add_argument("manifest", type=Path)
     parser.add_argument("directory", type=Path)

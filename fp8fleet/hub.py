@@ -37,6 +37,8 @@ class HubFile:
 class Listing:
     """A model's files at one commit."""
 
+    endpoint: str
+    """The hub's own URL."""
     commit: str
     """40 hex digits."""
     base: str
@@ -68,11 +70,9 @@ def hugging_face(web: Web, model: str, revision: str) -> Listing:
     with explained(model, revision, endpoint):
         told, _ = web.json(f"{endpoint}/api/models/{model}/revision/{named}")
     commit = _commit(told.get("sha") if isinstance(told, dict) else None, model, endpoint)
-    files: list[HubFile] = []
-    for entry in _tree(web, endpoint, model, commit):
-        if entry.type == "file":
-            files.append(_hugging_face_file(entry))
-    return Listing(commit, f"{endpoint}/{model}/resolve/{commit}", tuple(files))
+    entries = _tree(web, endpoint, model, commit)
+    files = tuple(_hugging_face_file(entry) for entry in entries if entry.type == "file")
+    return Listing(endpoint, commit, f"{endpoint}/{model}/resolve/{commit}", files)
 
 
 class _Told(BaseModel):
@@ -153,7 +153,7 @@ def modelscope(web: Web, model: str, revision: str) -> Listing:
         for entry in entries
         if entry.type == "blob"
     )
-    return Listing(commit, f"{endpoint}/models/{model}/resolve/{commit}", files)
+    return Listing(endpoint, commit, f"{endpoint}/models/{model}/resolve/{commit}", files)
 
 
 class _ModelScopeFile(_Told):
