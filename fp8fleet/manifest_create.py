@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -567,8 +567,10 @@ def _write(folder: Path, texts: dict[str, bytes], manifest: Manifest, notes: lis
     except OSError as error:
         raise CheckFailed(f"{folder}: cannot be written: {error.strerror}") from None
     finally:
-        for name in order:
-            _beside(folder, name).unlink(missing_ok=True)
+        with suppress(OSError):
+            for name in order:
+                _beside(folder, name).unlink(missing_ok=True)
+            folder.rmdir()  # only where nothing was written
 
 
 def _beside(folder: Path, name: str) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
+from time import sleep
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -207,7 +207,7 @@ class Web:
     def _wait(self, url: str, why: str, attempt: int, asked_s: int | None) -> None:
         seconds = min(60.0, max(self._backoff_s * 2**attempt, float(asked_s or 0)))
         self._reporter.note(f"{url}: {why}: next try in {seconds:g} s")
-        time.sleep(seconds)
+        sleep(seconds)
 
 
 def _refused(url: str, response: requests.Response) -> Refused:
