@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from fp8fleet import hub
@@ -37,6 +37,7 @@ TORRENT = "model.torrent"
 CONFIG = "config.json"
 STORED = (CONFIG, "generation_config.json")
 """Files of the model that are stored beside the manifest."""
+INDEX = "model.safetensors.index.json"
 
 INCLUDED = (
     "*.safetensors",
@@ -52,7 +53,7 @@ LEFT_OUT = (".*", "*/.*", "*.lock", "README*", "original/*", "*.pth", "*.py", "*
 """Left out although a pattern above may match: rubbish, pages, weights a second time, code."""
 
 _CHUNK = 1 << 20
-_MAX_STORED = 64 << 20
+_MAX_READ = 64 << 20
 _WEB_THREADS = 8
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -155,10 +156,12 @@ def create_manifest(options: CreateOptions, reporter: Reporter) -> Created:
     found = _find(options, reporter)
     notes: list[str] = []
     files = _selected(options, found, notes)
+    reporter.note(f"{found.where}: {len(files)} files")
     settled = _parallel(found.place.threads, lambda file: _settle(found.place, file), files)
     manifest_files = [file for file, _ in settled]
-    stored = {file.path: content for file, content in settled if content is not None}
-    quantization = _quantization(found, stored)
+    read = {file.path: content for file, content in settled if content is not None}
+    _check_index(found.place, read, manifest_files)
+    quantization = quantization_name(_json_object(found.place, read, CONFIG))
     headers = _headers(found.place, manifest_files, reporter, notes)
     manifest = Manifest(
         name=options.name,
@@ -168,7 +171,8 @@ def create_manifest(options: CreateOptions, reporter: Reporter) -> Created:
         files=tuple(manifest_files),
     )
     comment = f"Written by `fp8fleet manifest create` {found.origin}."
-    texts = {**stored, MANIFEST: manifest_text(manifest, comment).encode()}
+    texts = {path: read[path] for path in STORED if path in read}
+    texts[MANIFEST] = manifest_text(manifest, comment).encode()
     if headers is not None:
         texts[HEADERS] = headers_text(headers).encode()
     _write(folder, texts, manifest, notes)
@@ -447,16 +451,16 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _settle(place: _Place, file: _Listed) -> tuple[ManifestFile, bytes | None]:
-    """Size and digest of a file; its content, too, where that is stored beside the manifest.
+    """Size and digest of a file; its content, too, where the manifest needs it.
 
-    A file is read only where its digest is not known yet or its content is stored.
+    A file is read only where its digest is not known yet or its content is needed.
     """
     size = place.size(file.path) if file.size is None else file.size
-    stored = file.path in STORED
-    if file.sha256 is not None and not stored:
+    needed = file.path in (*STORED, INDEX)
+    if file.sha256 is not None and not needed:
         return ManifestFile(path=file.path, size=size, sha256=file.sha256), None
-    if stored and size > _MAX_STORED:
-        raise CheckFailed(f"{place.where(file.path)}: has {size} bytes: not a configuration")
+    if needed and size > _MAX_READ:
+        raise CheckFailed(f"{place.where(file.path)}: has {size} bytes: too many for what it is")
     sha256 = hashlib.sha256()
     # Git's name of a blob: SHA1 of "blob", its length, NUL, its bytes (gitformat-pack).
     sha1 = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -464,12 +468,12 @@ def _settle(place: _Place, file: _Listed) -> tuple[ManifestFile, bytes | None]:
     for chunk in place.stream(file.path, size):
         sha256.update(chunk)
         sha1.update(chunk)
-        if stored:
+        if needed:
             content += chunk
     _compare(place.where(file.path), "sha256", sha256.hexdigest(), file.sha256)
     _compare(place.where(file.path), "Git blob SHA1", sha1.hexdigest(), file.blob_sha1)
     settled = ManifestFile(path=file.path, size=size, sha256=sha256.hexdigest())
-    return settled, bytes(content) if stored else None
+    return settled, bytes(content) if needed else None
 
 
 def _compare(where: str, kind: str, got: str, expected: str | None) -> None:
@@ -479,15 +483,29 @@ def _compare(where: str, kind: str, got: str, expected: str | None) -> None:
         )
 
 
-def _quantization(found: _Found, stored: dict[str, bytes]) -> str:
-    where = found.place.where(CONFIG)
+def _json_object(place: _Place, read: dict[str, bytes], path: str) -> dict[str, Any]:
     try:
-        config = json.loads(stored[CONFIG])
+        value = json.loads(read[path])
     except ValueError as error:
-        raise CheckFailed(f"{where}: is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckFailed(f"{where}: is not a JSON object")
-    return quantization_name(config)
+        raise CheckFailed(f"{place.where(path)}: is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckFailed(f"{place.where(path)}: is not a JSON object")
+    return value
+
+
+def _check_index(place: _Place, read: dict[str, bytes], files: Sequence[ManifestFile]) -> None:
+    """Refuse a model whose index names a shard that is not there."""
+    if INDEX not in read:
+        return
+    placed = _json_object(place, read, INDEX).get("weight_map")
+    if not isinstance(placed, dict):
+        raise CheckFailed(f"{place.where(INDEX)}: has no weight_map")
+    missing = sorted({str(shard) for shard in placed.values()} - {file.path for file in files})
+    if missing:
+        raise CheckFailed(
+            f"{place.where(INDEX)}: names {len(missing)} shards that are not there, such as"
+            f" {missing[0]}: complete the model, or take back the --exclude"
+        )
 
 
 def _headers(

@@ -36,6 +36,14 @@ class Refused(CheckFailed):
         """X-Error-Code, where the server sends one."""
 
 
+class _Broken(CheckFailed):
+    """A connection broke within a body."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url}: the connection broke: {why}")
+        self.why = why
+
+
 class Web:
     """A client for one endpoint and what it redirects to.
 
@@ -68,15 +76,12 @@ class Web:
         Raises:
             CheckFailed: it cannot be had, is too large, an HTML page or not UTF-8.
         """
-        with self._get("GET", url) as response:
-            body = response.raw.read(_MAX_TEXT + 1, decode_content=True)
-        if len(body) > _MAX_TEXT:
-            raise CheckFailed(f"{url}: sends more than {_MAX_TEXT} bytes: not what was asked for")
+        body, _ = self._whole(url, {}, _MAX_TEXT)
         foreign = what_instead(body)
         if foreign is not None:
             raise CheckFailed(f"{url}: answers with {foreign[1]}: check the address and the login")
         try:
-            return bytes(body).decode("utf-8-sig")
+            return body.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise CheckFailed(f"{url}: answers with what is not UTF-8 text") from None
 
@@ -86,11 +91,9 @@ class Web:
         Raises:
             CheckFailed: it cannot be had or is not JSON.
         """
-        with self._get("GET", url) as response:
-            body = response.content
-            following = response.links.get("next", {}).get("url")
+        body, response = self._whole(url, {}, _MAX_TEXT)
         try:
-            return json.loads(body), following
+            return json.loads(body), response.links.get("next", {}).get("url")
         except ValueError:
             what = (what_instead(body) or ("", "what is not JSON"))[1]
             raise CheckFailed(
@@ -128,13 +131,12 @@ class Web:
         """
         if not count:
             return b""
-        with self._get("GET", url, {"Range": f"bytes={start}-{start + count - 1}"}) as response:
-            if response.status_code != 206:
-                raise NoRanges
-            span = response.headers.get("Content-Range", "")
-            if not re.match(rf"bytes {start}-\d+/", span):
-                raise CheckFailed(f"{url}: asked for byte {start}, got {span!r}")
-            return b"".join(self._body(response, url, count))
+        asked = {"Range": f"bytes={start}-{start + count - 1}"}
+        body, response = self._whole(url, asked, count)
+        span = response.headers.get("Content-Range", "")
+        if not re.match(rf"bytes {start}-\d+/", span):
+            raise CheckFailed(f"{url}: asked for byte {start}, got {span!r}")
+        return body
 
     def download(self, url: str, label: str, size: int) -> Iterator[bytes]:
         """A file as it arrives, with progress.
@@ -157,6 +159,22 @@ class Web:
         finally:
             self._reporter.end(label, outcome)
 
+    def _whole(
+        self, url: str, headers: dict[str, str], most: int
+    ) -> tuple[bytes, requests.Response]:
+        """A body of ``most`` bytes at most, asked for again where the connection breaks."""
+        for attempt in range(self._retries + 1):
+            with self._get("GET", url, headers) as response:
+                if "Range" in headers and response.status_code != 206:
+                    raise NoRanges
+                try:
+                    return b"".join(self._body(response, url, most)), response
+                except _Broken as broken:
+                    if attempt == self._retries:
+                        raise
+                    self._wait(url, broken.why, attempt, None)
+        raise AssertionError("the last attempt returns or raises")
+
     @staticmethod
     def _body(response: requests.Response, url: str, most: int) -> Iterator[bytes]:
         """The body in pieces; refused as soon as it is longer than ``most`` bytes."""
@@ -168,7 +186,7 @@ class Web:
                     raise CheckFailed(f"{url}: sends more than the {most} bytes expected")
                 yield chunk
         except requests.RequestException as error:
-            raise CheckFailed(f"{url}: the connection broke: {_reason(error)}") from None
+            raise _Broken(url, _reason(error)) from None
 
     def _get(
         self, method: str, url: str, headers: dict[str, str] | None = None

@@ -50,6 +50,8 @@ def model_files(quantization: dict[str, Any] | None = COMPRESSED) -> dict[str, b
     config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}
     if quantization is not None:
         config["quantization_config"] = quantization
+    placed = {"a.weight": "model-00001-of-00002.safetensors"}
+    placed["b.weight"] = "model-00002-of-00002.safetensors"
     return {
         ".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n",
         "README.md": b"# tiny\n",
@@ -59,7 +61,7 @@ def model_files(quantization: dict[str, Any] | None = COMPRESSED) -> dict[str, b
         "logo.png": b"\x89PNG",
         "model-00001-of-00002.safetensors": shard({"a.weight": ("F8_E4M3", [2, 3], 6)}),
         "model-00002-of-00002.safetensors": shard({"b.weight": ("BF16", [2], 4)}, 70_000),
-        "model.safetensors.index.json": b'{"weight_map": {}}',
+        "model.safetensors.index.json": json.dumps({"weight_map": placed}).encode(),
         "modeling_tiny.py": b"raise SystemExit\n",
         "original/consolidated.00.pth": b"pickle",
         "original/params.json": b"{}",
@@ -122,6 +124,8 @@ class Hub:
     """Entries of the tree that are told otherwise, by path."""
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     """Answers in place of the ordinary ones, by path."""
+    broken: int = 0
+    """How many ranges end early first."""
     busy: int = 0
     """How many requests get 503 first."""
     asked: list[Asked] = field(default_factory=list)
@@ -312,6 +316,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         first, last = asked.removeprefix("bytes=").split("-")
         piece = body[int(first) : int(last) + 1]
+        if self.hub.broken:
+            self.hub.broken -= 1
+            self.close_connection = True
+            self._send(206, piece[:9], {"Content-Range": "bytes 0-9/9", "Content-Length": "999"})
+            return
         span = f"bytes {first}-{int(first) + len(piece) - 1}/{len(body)}"
         self._send(206, piece, {"Content-Range": span})
 

@@ -93,6 +93,16 @@ def assert_whole(created: Created, files: dict[str, bytes]) -> None:
     assert [list(header.tensors) for header in headers.values()] == [["a.weight"], ["b.weight"]]
 
 
+def assert_only_ranges_of_shards(hub: Hub) -> None:
+    shards = [
+        asked
+        for asked in hub.asked
+        if asked.method == "GET" and asked.url.partition("?")[0].endswith(".safetensors")
+    ]
+    assert len(shards) > 2
+    assert all("range" in asked.headers for asked in shards)
+
+
 # from a directory
 
 
@@ -211,6 +221,19 @@ def test_hashing_runs_on_several_cores(directory: Path, monkeypatch: pytest.Monk
     assert len(met) == 2
 
 
+def test_an_index_that_names_a_missing_shard_is_refused(directory: Path) -> None:
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    message = refusal(directory=directory)
+    assert "model.safetensors.index.json: names 1 shards that are not there" in message
+    assert "model-00002-of-00002.safetensors" in message
+
+
+@pytest.mark.parametrize("text", ["{}", '{"weight_map": 1}', "[]", "{"])
+def test_an_index_that_is_none_is_refused(directory: Path, text: str) -> None:
+    (directory / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json: " in refusal(directory=directory)
+
+
 def test_a_directory_without_config_json_is_no_model(directory: Path) -> None:
     (directory / "config.json").unlink()
     message = refusal(directory=directory)
@@ -280,13 +303,7 @@ def test_digests_and_a_base_url_become_a_manifest(hub: Hub, tmp_path: Path) -> N
     created = create(sums="SHA256SUMS", base=f"{hub.url}/files/")
     assert_whole(created, hub.files)
     assert created.manifest.sources == (f"{hub.url}/files",)
-    read = {path for path in hub.paths() if path.endswith(".safetensors")}
-    assert len(read) == 2
-    assert all(
-        "range" in asked.headers
-        for asked in hub.asked
-        if asked.method == "GET" and "safetensors" in asked.url
-    )
+    assert_only_ranges_of_shards(hub)
 
 
 def test_the_list_itself_may_be_a_url(hub: Hub) -> None:
@@ -370,9 +387,7 @@ def test_a_hub_becomes_a_manifest_pinned_to_the_commit(hub: Hub) -> None:
 
 def test_the_weights_are_not_downloaded(hub: Hub) -> None:
     create(hub=MODEL)
-    for asked in hub.asked:
-        if "safetensors" in asked.url and not asked.url.endswith(".index.json"):
-            assert "range" in asked.headers
+    assert_only_ranges_of_shards(hub)
 
 
 def test_the_tree_is_read_to_its_last_page(hub: Hub) -> None:
@@ -400,6 +415,16 @@ def test_more_sources_stand_in_front_of_the_hub(hub: Hub) -> None:
 def test_a_busy_hub_is_asked_again(hub: Hub) -> None:
     hub.busy = 2
     assert_whole(create(hub=MODEL), hub.files)
+
+
+def test_a_range_that_breaks_is_asked_for_again(hub: Hub) -> None:
+    hub.broken = 3
+    assert_whole(create(hub=MODEL), hub.files)
+
+
+def test_ranges_that_always_break_are_named(hub: Hub) -> None:
+    hub.broken = 1000
+    assert "the connection broke" in refusal(hub=MODEL)
 
 
 def test_a_hub_that_stays_busy_is_named(hub: Hub) -> None:
@@ -553,7 +578,7 @@ def test_the_command_says_what_it_wrote(hub: Hub, capsys: pytest.CaptureFixture[
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[-1] == (
-        f"models/tiny/manifest.toml: 7 files, 70.6 kB, revision {COMMIT},"
+        f"models/tiny/manifest.toml: 7 files, 70.7 kB, revision {COMMIT},"
         " quantization compressed-tensors-fp8-block"
     )
     assert lines[-2].startswith("note: left out: .gitattributes, README.md, logo.png")
