@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fleets import REPO
 from hub import CHOSEN, COMMIT, MODEL, TOKEN, Hub, model_files, shard, sums
 
 from fp8fleet.cli import main
@@ -733,6 +736,33 @@ def test_quantization_is_read_out_of_config_json(tmp_path: Path) -> None:
         folder = write(tmp_path / str(number), model_files(quantization))
         names.append(create(directory=folder, force=True).manifest.quantization)
     assert names == ["none", "fp8-block", "fp8"]
+
+
+# the documentation
+
+
+def test_every_command_of_the_page_works(
+    hub: Hub, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "SHA256SUMS").write_text(sums(hub.files))
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    text = (REPO / "docs/models.md").read_text()
+    for shown, ours in {
+        "Qwen/Qwen3-8B-FP8": MODEL,
+        "https://mirror.example/models/qwen3-8b-fp8": f"{hub.url}/files",
+        "/srv/models/qwen3-8b-fp8": str(directory),
+        "/root/hf-token": str(token),
+    }.items():
+        assert shown in text
+        text = text.replace(shown, ours)
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    fp8fleet ")]
+    assert len(lines) == 11
+    for line in lines:
+        if "create" in line:
+            shutil.rmtree("models", ignore_errors=True)
+        assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
 
 
 # verify
