@@ -758,7 +758,7 @@ def test_every_command_of_the_page_works(
         assert shown in text
         text = text.replace(shown, ours)
     lines = [line.strip() for line in text.splitlines() if line.startswith("    fp8fleet ")]
-    assert len(lines) == 11
+    assert len(lines) == 12
     for line in lines:
         if "create" in line:
             shutil.rmtree("models", ignore_errors=True)
