@@ -23,9 +23,10 @@ from fp8fleet.quantization import COMPRESSED_TENSORS, quantization_config
 
 Strategy = Literal["block", "tensor", "channel"]
 
-SCALE = "weight_scale"
-SCALE_INV = "weight_scale_inv"
+SCALE = "_scale"
+SCALE_INV = "_scale_inv"
 SCALE_DTYPES = frozenset({"F32", "BF16", "F16", "F8_E8M0"})
+_FROM_PUBLISHER = "take config.json from the checkpoint's publisher"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Scheme:
     block: tuple[int, int] | None
     """Rows and columns that share a scale, for the block strategy."""
     scale: str
-    """What stands in place of ``weight`` in a scale's name."""
+    """What a weight's name gets to name its scale."""
     static_inputs: bool
     """Whether each module has an ``input_scale`` too."""
     targets: tuple[str, ...]
@@ -50,7 +51,7 @@ class Scheme:
         Args:
             weight: its shape, [out, in] or [experts, out, in].
         """
-        *experts, rows, columns = weight
+        *experts, rows, _ = weight
         if self.strategy == "block":
             return [block_grid(weight, self.block or (1, 1))]
         if self.strategy == "channel":
@@ -85,7 +86,7 @@ class Quantization:
         for scheme in self.schemes:
             if any(_matches(target, module) for target in scheme.targets):
                 return scheme
-        return next((s for s in self.schemes if "Linear" in s.targets), None)
+        return next((s for s in self.schemes if any(_is_class(t) for t in s.targets)), None)
 
 
 def block_grid(weight: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
@@ -118,7 +119,7 @@ def _fp8(found: Mapping[str, Any]) -> Quantization:
             (
                 f"activation_scheme is {found.get('activation_scheme')!r}, vLLM needs 'dynamic' or"
                 " 'static'",
-                "take config.json from the checkpoint's publisher",
+                _FROM_PUBLISHER,
             )
         )
     stated = found.get("weight_block_size")
@@ -127,15 +128,14 @@ def _fp8(found: Mapping[str, Any]) -> Quantization:
         problems.append(
             (
                 f"weight_block_size is {stated!r}, expected two numbers such as [128, 128]",
-                "take config.json from the checkpoint's publisher",
+                _FROM_PUBLISHER,
             )
         )
     if "block_size" in found:
         problems.append(
             (
                 f"block_size = {found['block_size']!r} is a key that vLLM ignores",
-                "blocks are written as weight_block_size = [128, 128]: take config.json from the"
-                " checkpoint's publisher",
+                f"vLLM reads weight_block_size, such as [128, 128]: {_FROM_PUBLISHER}",
             )
         )
     strategy: Strategy = "tensor" if block is None else "block"
@@ -184,7 +184,7 @@ def _group_scheme(name: str, group: Any, problems: list[tuple[str, str]]) -> Sch
             (
                 f"config group {name}: block_structure is {weights.get('block_structure')!r},"
                 " expected two numbers such as [128, 128]",
-                "take config.json from the checkpoint's publisher",
+                _FROM_PUBLISHER,
             )
         )
         return None
@@ -203,6 +203,11 @@ def _pair(value: Any) -> tuple[int, int] | None:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
     return None
+
+
+def _is_class(target: str) -> bool:
+    """Whether a target names a class of modules, which headers do not show, such as Linear."""
+    return not target.startswith("re:") and "." not in target
 
 
 def _matches(pattern: str, module: str) -> bool:
