@@ -12,31 +12,19 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fp8fleet.architecture import Architecture, Config, read_architecture
 from fp8fleet.errors import OperatorError
+from fp8fleet.findings import AGAIN, SAME_REVISION, Finding, Findings
 from fp8fleet.headers import Header, HeaderError, Tensor, read_header, what_instead
 from fp8fleet.quantization import quantization_name
-from fp8fleet.schemes import (
-    SCALE,
-    SCALE_DTYPES,
-    SCALE_INV,
-    Quantization,
-    Scheme,
-    block_grid,
-    read_quantization,
-)
-from fp8fleet.tensor_parallel import (
-    TensorParallel,
-    is_language_model,
-    module_of,
-    tensor_parallel,
-)
+from fp8fleet.quantized import CONFIG, NO_WEIGHTS, check_quantized, weight_of_scale
+from fp8fleet.schemes import Quantization, read_quantization
+from fp8fleet.tensor_parallel import LAYER, TensorParallel, is_language_model, tensor_parallel
 
-CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SHARDS = "*.safetensors"
 
@@ -51,37 +39,7 @@ _BITS = {
 }
 """Bits of an element. Source: Dtype in safetensors/src/tensor.rs of safetensors 0.8."""
 
-_QUANTIZED = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"})
-_PLAIN = frozenset({"BF16", "F16", "F32"})
-_SCALES = (SCALE, SCALE_INV)
-_NO_WEIGHTS = (*_SCALES, "_zero_point", ".SCB")
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_LINEAR = frozenset({name for names in _FUSED for name in names} | {"o_proj", "down_proj"})
 _NUMBERED = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-
-_AGAIN = "fetch the file again"
-_SAME_REVISION = "take config.json, the index and all shards from one revision of the model"
-
-Severity = Literal["error", "warning", "info"]
-_ORDER = {"error": 0, "warning": 1, "info": 2}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that the inspection found."""
-
-    code: str
-    severity: Severity
-    """``error``: the engine would die of it or answer wrongly."""
-    file: str | None
-    """Relative to the model directory."""
-    tensor: str | None
-    """The first one that has it."""
-    message: str
-    remedy: str
-    count: int = 1
-    """How many tensors of the file have it."""
 
 
 @dataclass(frozen=True)
@@ -121,40 +79,6 @@ class Checkpoint:
         return all(finding.severity != "error" for finding in self.findings)
 
 
-class _Findings:
-    """Collects findings; equal ones of a file's many tensors become one."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str | None], Finding] = {}
-
-    def add(
-        self,
-        code: str,
-        message: str,
-        remedy: str,
-        file: str | None = None,
-        tensor: str | None = None,
-        severity: Severity = "error",
-    ) -> None:
-        """Note a finding; ``message`` says of ``tensor``, or else of ``file``, what is wrong."""
-        # Without a tensor every finding counts for itself.
-        key = (code, file) if tensor else (f"{code} {message}", file)
-        first = self._found.get(key)
-        if first is None:
-            self._found[key] = Finding(code, severity, file, tensor, message, remedy)
-        else:
-            self._found[key] = replace(first, count=first.count + 1)
-
-    def sorted(self) -> tuple[Finding, ...]:
-        """All, errors first."""
-        return tuple(
-            sorted(
-                self._found.values(),
-                key=lambda f: (_ORDER[f.severity], f.file or "", f.tensor or "", f.code),
-            )
-        )
-
-
 def inspect_directory(directory: Path, stored: Mapping[str, Header] | None = None) -> Checkpoint:
     """Inspect a model directory.
 
@@ -172,7 +96,7 @@ def inspect_directory(directory: Path, stored: Mapping[str, Header] | None = Non
         raise OperatorError(
             f"{directory}: is not a model directory: neither {CONFIG} nor {SHARDS} is in it"
         )
-    findings = _Findings()
+    findings = Findings()
     config = _read_config(directory, findings)
     index = _read_json(directory / INDEX, findings)
     shards = _loaded(index, {path.name for path in paths}, findings)
@@ -191,11 +115,11 @@ def inspect_directory(directory: Path, stored: Mapping[str, Header] | None = Non
 
 def inspect_known(config: Config, headers: Mapping[str, Header]) -> Checkpoint:
     """Inspect a checkpoint that is elsewhere, by its config.json and its stored headers."""
-    return _inspect(config, headers, _Findings(), complete=True)
+    return _inspect(config, headers, Findings(), complete=True)
 
 
 def _inspect(
-    config: Config | None, headers: Mapping[str, Header], findings: _Findings, complete: bool
+    config: Config | None, headers: Mapping[str, Header], findings: Findings, complete: bool
 ) -> Checkpoint:
     """What both ways have in common. ``complete``: all shards' headers could be read."""
     tensors, files = _all_tensors(headers, findings)
@@ -203,7 +127,7 @@ def _inspect(
     quantization = read_quantization(config or {})
     if config is not None and architecture is not None:
         _check_architecture(architecture, quantization, tensors, complete, findings)
-        _Quantized(quantization, tensors, files, architecture, findings).check(complete)
+        check_quantized(quantization, tensors, files, architecture, findings, complete)
     return Checkpoint(
         architecture=architecture,
         quantization=quantization_name(config) if config is not None else None,
@@ -219,7 +143,7 @@ def _inspect(
 # --- files --------------------------------------------------------------------------------------
 
 
-def _read_json(path: Path, findings: _Findings) -> dict[str, Any] | None:
+def _read_json(path: Path, findings: Findings) -> dict[str, Any] | None:
     """A JSON object; None with a finding where it is not one, without where it is not there."""
     try:
         content = path.read_bytes()
@@ -231,22 +155,22 @@ def _read_json(path: Path, findings: _Findings) -> dict[str, Any] | None:
         return None
     instead = what_instead(content)
     if instead is not None:
-        findings.add(instead[0], f"is {instead[1]}, not JSON", _AGAIN, path.name)
+        findings.add(instead[0], f"is {instead[1]}, not JSON", AGAIN, path.name)
         return None
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        findings.add("not-json", f"is not JSON: {error}", _AGAIN, path.name)
+        findings.add("not-json", f"is not JSON: {error}", AGAIN, path.name)
         return None
     if not isinstance(value, dict):
-        findings.add("not-json", "is not a JSON object", _AGAIN, path.name)
+        findings.add("not-json", "is not a JSON object", AGAIN, path.name)
         return None
     return value
 
 
-def _read_config(directory: Path, findings: _Findings) -> dict[str, Any] | None:
+def _read_config(directory: Path, findings: Findings) -> dict[str, Any] | None:
     if not (directory / CONFIG).exists():
-        findings.add("config-missing", "is missing", _SAME_REVISION, CONFIG)
+        findings.add("config-missing", "is missing", SAME_REVISION, CONFIG)
         return None
     config = _read_json(directory / CONFIG, findings)
     if config is not None and "quantization_config" not in config:
@@ -260,7 +184,7 @@ def _read_config(directory: Path, findings: _Findings) -> dict[str, Any] | None:
     return config
 
 
-def _loaded(index: Mapping[str, Any] | None, present: set[str], findings: _Findings) -> list[str]:
+def _loaded(index: Mapping[str, Any] | None, present: set[str], findings: Findings) -> list[str]:
     """The shards that vLLM loads, sorted; what is missing or too many is found.
 
     With an index those that it names, else every ``*.safetensors`` (_prepare_weights in
@@ -278,7 +202,7 @@ def _loaded(index: Mapping[str, Any] | None, present: set[str], findings: _Findi
         _check_numbers(present, findings)
         return sorted(present)
     for name in sorted(set(named) - present):
-        findings.add("shard-missing", f"is missing, {INDEX} names it", _AGAIN, name)
+        findings.add("shard-missing", f"is missing, {INDEX} names it", AGAIN, name)
     for name in sorted(present - set(named)):
         if not name.startswith("consolidated"):
             message = f"is not in {INDEX}: it is not loaded"
@@ -294,7 +218,7 @@ def _weight_map(index: Mapping[str, Any] | None) -> dict[str, str]:
     return {str(tensor): str(file) for tensor, file in named.items()}
 
 
-def _check_numbers(present: set[str], findings: _Findings) -> None:
+def _check_numbers(present: set[str], findings: Findings) -> None:
     """Without an index, names such as model-00001-of-00003.safetensors tell what is missing."""
     series: dict[tuple[str, str], set[int]] = {}
     for name in present:
@@ -305,7 +229,7 @@ def _check_numbers(present: set[str], findings: _Findings) -> None:
     for (prefix, total), numbers in sorted(series.items()):
         for number in sorted(set(range(1, int(total) + 1)) - numbers):
             name = f"{prefix}-{number:0{len(total)}}-of-{total}.safetensors"
-            findings.add("shard-missing", "is missing, by the others' numbers", _AGAIN, name)
+            findings.add("shard-missing", "is missing, by the others' numbers", AGAIN, name)
 
 
 _HEADER_REMEDIES = {
@@ -314,14 +238,14 @@ _HEADER_REMEDIES = {
 }
 
 
-def _read_shard(path: Path, findings: _Findings) -> Header | None:
+def _read_shard(path: Path, findings: Findings) -> Header | None:
     """A shard's header, if it has one; that it covers the file exactly is checked."""
     try:
         header = read_header(path)
         size = path.stat().st_size
     except HeaderError as error:
         code = error.code if error.code in (*_HEADER_REMEDIES, "empty", "truncated") else ""
-        remedy = _HEADER_REMEDIES.get(error.code, _AGAIN)
+        remedy = _HEADER_REMEDIES.get(error.code, AGAIN)
         findings.add(code or f"header-{error.code}", error.reason, remedy, path.name)
         return None
     except OSError as error:
@@ -332,7 +256,7 @@ def _read_shard(path: Path, findings: _Findings) -> Header | None:
     return header
 
 
-def _check_coverage(file: str, header: Header, data: int, findings: _Findings) -> None:
+def _check_coverage(file: str, header: Header, data: int, findings: Findings) -> None:
     """Every byte of the data belongs to exactly one tensor.
 
     As `Metadata::validate` in safetensors/src/tensor.rs demands.
@@ -345,25 +269,25 @@ def _check_coverage(file: str, header: Header, data: int, findings: _Findings) -
         if tensor.begin > position:
             hole = tensor.begin - position
             message = f"begins {hole} bytes behind the tensor before it: a hole"
-            findings.add("hole", message, _AGAIN, file, name)
+            findings.add("hole", message, AGAIN, file, name)
         elif tensor.begin < position:
             message = f"begins {position - tensor.begin} bytes inside the tensor before it"
-            findings.add("overlap", message, _AGAIN, file, name)
+            findings.add("overlap", message, AGAIN, file, name)
         position = max(position, tensor.end)
         _check_tensor_size(file, name, tensor, findings)
     if position > data:
         message = f"ends {position - data} bytes before the end of its last tensor: truncated"
-        findings.add("truncated", message, _AGAIN, file)
+        findings.add("truncated", message, AGAIN, file)
     elif position < data:
         message = f"has {data - position} bytes behind its last tensor"
-        findings.add("trailing-bytes", message, _AGAIN, file)
+        findings.add("trailing-bytes", message, AGAIN, file)
 
 
-def _check_tensor_size(file: str, name: str, tensor: Tensor, findings: _Findings) -> None:
+def _check_tensor_size(file: str, name: str, tensor: Tensor, findings: Findings) -> None:
     bits = _BITS.get(tensor.dtype)
     if bits is None:
         message = f"has dtype {tensor.dtype}, which safetensors does not know"
-        findings.add("dtype-unknown", message, _AGAIN, file, name)
+        findings.add("dtype-unknown", message, AGAIN, file, name)
         return
     size = math.prod(tensor.shape) * bits / 8
     if tensor.end - tensor.begin != size:
@@ -371,19 +295,19 @@ def _check_tensor_size(file: str, name: str, tensor: Tensor, findings: _Findings
             f"has {tensor.end - tensor.begin} bytes, {tensor.dtype} {list(tensor.shape)}"
             f" takes {size:g}"
         )
-        findings.add("tensor-size", message, _AGAIN, file, name)
+        findings.add("tensor-size", message, AGAIN, file, name)
 
 
 # --- tensors ------------------------------------------------------------------------------------
 
 
 def _compare_with_index(
-    index: Mapping[str, Any], headers: Mapping[str, Header], findings: _Findings
+    index: Mapping[str, Any], headers: Mapping[str, Header], findings: Findings
 ) -> None:
     named = _weight_map(index)
     if not named:
         message = "has no weight_map of tensors to files"
-        findings.add("index-empty", message, _SAME_REVISION, INDEX)
+        findings.add("index-empty", message, SAME_REVISION, INDEX)
         return
     holders: dict[str, list[str]] = {}
     for file, header in headers.items():
@@ -394,21 +318,21 @@ def _compare_with_index(
             continue  # what a missing or unreadable shard lacks is not told again
         if name in holders:
             message = f"is in {holders[name][0]}, {INDEX} says {file}"
-            findings.add("tensor-misplaced", message, _SAME_REVISION, file, name, "warning")
+            findings.add("tensor-misplaced", message, SAME_REVISION, file, name, "warning")
         else:
             message = f"is not in the shard, {INDEX} names it"
-            findings.add("tensor-missing", message, _SAME_REVISION, file, name)
+            findings.add("tensor-missing", message, SAME_REVISION, file, name)
     for name, files in holders.items():
         if name not in named:
             message = f"is in the shard, {INDEX} does not name it"
-            findings.add("tensor-extra", message, _SAME_REVISION, files[0], name, "warning")
+            findings.add("tensor-extra", message, SAME_REVISION, files[0], name, "warning")
 
 
 def _compare_with_stored(
     stored: Mapping[str, Header],
     headers: Mapping[str, Header],
     shards: Iterable[str],
-    findings: _Findings,
+    findings: Findings,
 ) -> None:
     """The shards have the headers that were stored with the manifest."""
     remedy = "fetch the model again, or create the manifest and its headers anew"
@@ -417,7 +341,7 @@ def _compare_with_stored(
             findings.add("shard-unknown", "is not in the stored headers", remedy, file)
     for file in stored:
         if file not in shards:
-            findings.add("shard-missing", "is missing, the stored headers have it", _AGAIN, file)
+            findings.add("shard-missing", "is missing, the stored headers have it", AGAIN, file)
     for file in sorted(stored.keys() & headers.keys()):
         expected, got = stored[file].tensors, headers[file].tensors
         for name in expected.keys() - got.keys():
@@ -438,7 +362,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def _all_tensors(
-    headers: Mapping[str, Header], findings: _Findings
+    headers: Mapping[str, Header], findings: Findings
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors by name, and the file of each."""
     tensors: dict[str, Tensor] = {}
@@ -447,7 +371,7 @@ def _all_tensors(
         for name, tensor in header.tensors.items():
             if name in files:
                 message = f"is in {files[name]} too: which one is loaded is chance"
-                findings.add("tensor-duplicate", message, _SAME_REVISION, file, name)
+                findings.add("tensor-duplicate", message, SAME_REVISION, file, name)
             else:
                 tensors[name], files[name] = tensor, file
     return tensors, files
@@ -459,10 +383,10 @@ def _contents(headers: Mapping[str, Header], tensors: Mapping[str, Tensor]) -> C
     for name, tensor in tensors.items():
         size, elements = tensor.end - tensor.begin, math.prod(tensor.shape)
         by_dtype[tensor.dtype] += size
-        if _weight_of_scale(name) in tensors:
+        if weight_of_scale(name) in tensors:
             scale_tensors, scales = scale_tensors + 1, scales + elements
             scale_bytes += size
-        elif not name.endswith(_NO_WEIGHTS):
+        elif not name.endswith(NO_WEIGHTS):
             parameters += elements
     return Contents(
         shards=len(headers),
@@ -476,32 +400,23 @@ def _contents(headers: Mapping[str, Header], tensors: Mapping[str, Tensor]) -> C
     )
 
 
-def _weight_of_scale(name: str) -> str | None:
-    for ending in _SCALES:
-        if name.endswith(ending):
-            return name.removesuffix(ending)
-    return None
-
-
 def _check_architecture(
     architecture: Architecture,
     quantization: Quantization,
     tensors: Mapping[str, Tensor],
     complete: bool,
-    findings: _Findings,
+    findings: Findings,
 ) -> None:
     """The layers and the keys' rows that config.json promises are there."""
     if architecture.name is None:
         message = "names no architectures: vLLM cannot know the model"
-        findings.add("no-architecture", message, _SAME_REVISION, CONFIG, severity="warning")
+        findings.add("no-architecture", message, SAME_REVISION, CONFIG, severity="warning")
     if not complete:
         return  # what the unreadable shards hold would be told again
     found = {
         int(match[1])
         for name in tensors
-        if is_language_model(name)
-        and not name.startswith("mtp.")
-        and (match := _LAYER.search(name))
+        if is_language_model(name) and not name.startswith("mtp.") and (match := LAYER.search(name))
     }
     missing = sorted(set(range(architecture.layers or 0)) - found)
     if found and missing:
@@ -509,7 +424,7 @@ def _check_architecture(
             f"config.json has {architecture.layers} layers, {len(missing)} of them are in no shard:"
             f" {', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''}"
         )
-        findings.add("layer-missing", message, f"fetch what is missing, or {_SAME_REVISION}")
+        findings.add("layer-missing", message, f"fetch what is missing, or {SAME_REVISION}")
     _check_key_rows(architecture, quantization, tensors, findings)
 
 
@@ -517,7 +432,7 @@ def _check_key_rows(
     architecture: Architecture,
     quantization: Quantization,
     tensors: Mapping[str, Tensor],
-    findings: _Findings,
+    findings: Findings,
 ) -> None:
     """k_proj has KV heads x head dimension rows in every usual architecture."""
     expected = {g.kv_heads * g.head_dim for g in architecture.groups if g.kv_heads and g.head_dim}
@@ -531,194 +446,4 @@ def _check_key_rows(
                 f"has {tensor.shape[0]} rows, the KV heads and head_dim of config.json make"
                 f" {' or '.join(map(str, sorted(expected)))}"
             )
-            findings.add("config-heads", message, _SAME_REVISION, CONFIG, name, "warning")
-
-
-# --- quantization -------------------------------------------------------------------------------
-
-
-class _Quantized:
-    """Compares the quantized weights with what config.json says of them."""
-
-    def __init__(
-        self,
-        quantization: Quantization,
-        tensors: Mapping[str, Tensor],
-        files: Mapping[str, str],
-        architecture: Architecture,
-        findings: _Findings,
-    ) -> None:
-        self._quantization = quantization
-        self._tensors = tensors
-        self._files = files
-        self._architecture = architecture
-        self._findings = findings
-        self._weights = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if tensor.dtype in _QUANTIZED
-            and len(tensor.shape) in (2, 3)
-            and not name.endswith(_NO_WEIGHTS)
-        }
-
-    def check(self, complete: bool) -> None:
-        """Find everything. ``complete``: no shard's header is missing."""
-        for message, remedy in self._quantization.problems:
-            self._findings.add("quantization-config", message, remedy, CONFIG)
-        if self._quantization.method is None:
-            self._check_unannounced()
-            return
-        if not self._quantization.schemes:
-            if not self._quantization.problems:
-                message = f"quantization {self._quantization.method} is not checked here"
-                self._findings.add(
-                    "quantization-unchecked", message, "none", CONFIG, severity="info"
-                )
-            return
-        if not self._weights and complete:
-            self._check_unused()
-            return
-        for name, tensor in self._weights.items():
-            self._check_weight(name, tensor)
-        self._check_orphans()
-        self._check_fused()
-        self._check_left_plain()
-
-    def _add(
-        self, code: str, name: str, message: str, remedy: str, severity: Severity = "error"
-    ) -> None:
-        self._findings.add(code, message, remedy, self._files[name], name, severity)
-
-    def _check_unannounced(self) -> None:
-        if not self._weights:
-            return
-        name, tensor = next(iter(self._weights.items()))
-        message = (
-            f"has no quantization_config, but {len(self._weights)} weights are {tensor.dtype},"
-            f" {name} for example"
-        )
-        self._findings.add("quantization-missing", message, _SAME_REVISION, CONFIG)
-
-    def _check_unused(self) -> None:
-        if not self._tensors:
-            return
-        dtypes = sorted({scheme.dtype for scheme in self._quantization.schemes})
-        message = (
-            f"says {self._quantization.method}, but no weight is {' or '.join(dtypes)}:"
-            " the shards are not quantized"
-        )
-        self._findings.add("quantization-unused", message, _SAME_REVISION, CONFIG)
-
-    def _check_weight(self, name: str, tensor: Tensor) -> None:
-        module = module_of(name)
-        if self._quantization.ignores(module):
-            message = f"is {tensor.dtype}, but config.json lists its module as not quantized"
-            self._add("ignored-but-quantized", name, message, _SAME_REVISION)
-            return
-        scheme = self._quantization.scheme_of(module)
-        if scheme is None:
-            message = f"is {tensor.dtype}, but no config group of config.json targets it"
-            self._add("not-targeted", name, message, _SAME_REVISION)
-            return
-        if tensor.dtype != scheme.dtype:
-            message = f"is {tensor.dtype}, config.json asks for {scheme.dtype}"
-            self._add("weight-dtype", name, message, _SAME_REVISION)
-            return
-        self._check_scale(name, tensor, scheme)
-        input_scale = f"{module}.input_scale"
-        if scheme.static_inputs and input_scale not in self._tensors:
-            message = f"has no {input_scale}, config.json says that activations are static"
-            self._add("input-scale-missing", name, message, _SAME_REVISION)
-
-    def _check_scale(self, name: str, weight: Tensor, scheme: Scheme) -> None:
-        scale_name = name + scheme.scale
-        scale = self._tensors.get(scale_name)
-        if scale is None:
-            other = name + (SCALE_INV if scheme.scale == SCALE else SCALE)
-            if other in self._tensors:
-                self._check_other_scale(name, weight, scheme, other)
-            else:
-                message = f"has no scale: {scale_name} is in no shard"
-                self._add("scale-missing", name, message, f"{_AGAIN}, or {_SAME_REVISION}")
-            return
-        if scale.dtype not in SCALE_DTYPES:
-            message = f"is {scale.dtype}, expected one of {', '.join(sorted(SCALE_DTYPES))}"
-            self._add("scale-dtype", scale_name, message, _SAME_REVISION)
-        shapes = scheme.scale_shapes(weight.shape)
-        if scale.shape in shapes:
-            return
-        found = _block_of(weight.shape, scale.shape)
-        what = f"has shape {list(scale.shape)}"
-        if found is not None:
-            what += f", which is of {found[0]} x {found[1]} blocks"
-        if scheme.block and found:
-            message = f"{what}; config.json says {scheme.block[0]} x {scheme.block[1]}"
-            self._add("block-size", scale_name, message, _SAME_REVISION)
-        else:
-            message = f"{what}; config.json asks for {scheme.strategy} scales of {list(shapes[0])}"
-            self._add("scale-shape", scale_name, message, _SAME_REVISION)
-
-    def _check_other_scale(self, name: str, weight: Tensor, scheme: Scheme, other: str) -> None:
-        """The scale is there in another layout's spelling."""
-        shape = self._tensors[other].shape
-        found = _block_of(weight.shape, shape)
-        blocks = f" of {found[0]} x {found[1]} blocks" if found else ""
-        message = (
-            f"has the scale {other.rpartition('.')[2]} {list(shape)}{blocks}; with quant_method"
-            f" {self._quantization.method} and {scheme.strategy} scales vLLM reads"
-            f" {(name + scheme.scale).rpartition('.')[2]} {list(scheme.scale_shapes(weight.shape)[0])}"
-        )
-        self._add("scale-name", name, message, _SAME_REVISION)
-
-    def _check_orphans(self) -> None:
-        for name in self._tensors:
-            weight = _weight_of_scale(name)
-            if weight and weight.endswith(".weight") and weight not in self._tensors:
-                message = f"is the scale of {weight}, which is in no shard"
-                self._add("weight-missing", name, message, f"{_AGAIN}, or {_SAME_REVISION}")
-
-    def _check_fused(self) -> None:
-        """vLLM makes one matrix of them: all are quantized or none is."""
-        for name in list(self._weights):
-            module = module_of(name)
-            parent, _, own = module.rpartition(".")
-            for names in _FUSED:
-                for other in names if own in names else ():
-                    twin = self._tensors.get(f"{parent}.{other}.weight")
-                    if twin is not None and twin.dtype in _PLAIN:
-                        message = f"is quantized, {parent}.{other}.weight is {twin.dtype}"
-                        self._add("fused-mixed", name, message, _SAME_REVISION)
-
-    def _check_left_plain(self) -> None:
-        """Plain weights where config.json announces quantized ones are loaded without a scale."""
-        for name, tensor in self._tensors.items():
-            module = module_of(name)
-            plain = tensor.dtype in _PLAIN and len(tensor.shape) == 2
-            if not plain or module.rpartition(".")[2] not in _LINEAR or module == name:
-                continue
-            match = _LAYER.search(name)
-            if not match or int(match[1]) >= (self._architecture.layers or 0):
-                continue
-            if not is_language_model(name) or self._is_ignored_by_any_name(module):
-                continue
-            if self._quantization.scheme_of(module) is not None:
-                message = f"is {tensor.dtype}, but config.json does not list it as not quantized"
-                self._add("not-quantized", name, message, _SAME_REVISION, "warning")
-
-    def _is_ignored_by_any_name(self, module: str) -> bool:
-        """Also under the names that other transformers releases give the same module."""
-        short = module[module.find("layers.") :]
-        return self._quantization.ignores(module) or any(
-            name.endswith(short) or module.endswith(f".{name}")
-            for name in self._quantization.ignore
-        )
-
-
-def _block_of(weight: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int] | None:
-    """The usual block whose scales have that shape, the largest first; None: there is none."""
-    sizes = (128, 64, 32, 16, 256, 512)
-    squares = [(size, size) for size in sizes]
-    for block in squares + [(rows, columns) for rows in (1, *sizes) for columns in sizes]:
-        if len(scale) == len(weight) and block_grid(weight, block) == scale:
-            return block
-    return None
+            findings.add("config-heads", message, SAME_REVISION, CONFIG, name, "warning")

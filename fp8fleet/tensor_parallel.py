@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from fp8fleet.headers import Tensor
 from fp8fleet.schemes import Quantization
 
 LARGEST = 64
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+"""Finds a layer's number in a tensor's name."""
 _USUAL = (1, 2, 4, 8, 16)
 _TOWERS = ("vision", "visual", "audio", "image", "multi_modal", "mm_")
 """In the names of modules that are not the language model."""
