@@ -1,4 +1,4 @@
-"""The commands that run on hosts, out of the zipapp: fetch, verify, ready."""
+"""The commands that run on hosts, out of the zipapp: fetch, verify, inspect, ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fp8fleet import ready
+from fp8fleet import inspect_cli, ready
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch import FetchOptions, Finding, fetch, human_bytes, standard_reporter, verify
 from fp8fleet.manifest import load_manifest
@@ -21,6 +21,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the host's commands to a command line; each sets ``func(Namespace) -> exit code``."""
     _register_fetch(subparsers)
     register_verify(subparsers)
+    inspect_cli.register(subparsers)
     _register_ready(subparsers)
 
 

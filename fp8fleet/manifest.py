@@ -20,7 +20,8 @@ PARTIAL_ORIGIN = ".partial-origin"
 QUARANTINE = ".quarantine"
 STAMP = ".fp8fleet-stamp.json"
 LOCK = ".fp8fleet-lock"
-RESERVED = frozenset({PARTIAL, PARTIAL_ORIGIN, QUARANTINE, STAMP, LOCK})
+INSPECTED = ".fp8fleet-inspected"
+RESERVED = frozenset({PARTIAL, PARTIAL_ORIGIN, QUARANTINE, STAMP, LOCK, INSPECTED})
 """Names at the top of a model directory that belong to the fetcher, not to the model."""
 
 

@@ -79,9 +79,15 @@ class _Check:
             return
         if not self._quantization.schemes:
             if not self._quantization.problems:
-                message = f"quantization {self._quantization.method} is not checked here"
+                message = (
+                    f"quantization {self._quantization.method}: its scales are not checked here"
+                )
                 self._findings.add(
-                    "quantization-unchecked", message, "none", CONFIG, severity="info"
+                    "quantization-unchecked",
+                    message,
+                    "see that the model answers",
+                    CONFIG,
+                    severity="info",
                 )
             return
         if not self._weights and complete:
