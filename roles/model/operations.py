@@ -27,8 +27,9 @@ def model_files(plan: HostPlan) -> Iterator[StringCommand]:
     inspect = f"{run} inspect {model.directory} --manifest {model.manifest}"
     if model.headers:
         inspect += f" --headers {model.headers}"
-    full = " --full" if current().verify_full else ""
-    if host.get_fact(ModelIsWhole, inspect=f"{inspect}{full}"):
+    if current().verify_full:
+        inspect += " --full"
+    if host.get_fact(ModelIsWhole, inspect=inspect):
         return
     # The proxy comes from the environment: only there no_proxy holds too.
     options = f" --token-file {model.token}" if model.token else ""
