@@ -109,8 +109,8 @@ def inspect_directory(directory: Path, stored: Mapping[str, Header] | None = Non
         _compare_with_index(index, headers, findings)
     if stored is not None:
         _compare_with_stored(stored, headers, shards, findings)
-    unread = len(headers) < len(shards)
-    return _inspect(config, headers, findings, complete=not unread)
+    complete = len(headers) == len(shards) and not findings.has("shard-missing")
+    return _inspect(config, headers, findings, complete)
 
 
 def inspect_known(config: Config, headers: Mapping[str, Header]) -> Checkpoint:
@@ -121,7 +121,12 @@ def inspect_known(config: Config, headers: Mapping[str, Header]) -> Checkpoint:
 def _inspect(
     config: Config | None, headers: Mapping[str, Header], findings: Findings, complete: bool
 ) -> Checkpoint:
-    """What both ways have in common. ``complete``: all shards' headers could be read."""
+    """What both ways have in common.
+
+    Args:
+        complete: whether all shards are there and readable; what they would hold is else not told
+            to be missing once more.
+    """
     tensors, files = _all_tensors(headers, findings)
     architecture = read_architecture(config) if config is not None else None
     quantization = read_quantization(config or {})
@@ -412,7 +417,7 @@ def _check_architecture(
         message = "names no architectures: vLLM cannot know the model"
         findings.add("no-architecture", message, SAME_REVISION, CONFIG, severity="warning")
     if not complete:
-        return  # what the unreadable shards hold would be told again
+        return
     found = {
         int(match[1])
         for name in tensors

@@ -53,6 +53,10 @@ class Findings:
         else:
             self._found[key] = replace(first, count=first.count + 1)
 
+    def has(self, code: str) -> bool:
+        """Whether there is one with that code."""
+        return any(finding.code == code for finding in self._found.values())
+
     def sorted(self) -> tuple[Finding, ...]:
         """All, errors first."""
         return tuple(

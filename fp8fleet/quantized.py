@@ -35,7 +35,7 @@ def check_quantized(
         files: the shard of each.
         complete: whether no shard's header is missing.
     """
-    _Check(quantization, tensors, files, architecture, findings).run(complete)
+    _Check(quantization, tensors, files, architecture, findings, complete).run()
 
 
 def weight_of_scale(name: str) -> str | None:
@@ -56,12 +56,14 @@ class _Check:
         files: Mapping[str, str],
         architecture: Architecture,
         findings: Findings,
+        complete: bool,
     ) -> None:
         self._quantization = quantization
         self._tensors = tensors
         self._files = files
         self._architecture = architecture
         self._findings = findings
+        self._complete = complete
         self._weights = {
             name: tensor
             for name, tensor in tensors.items()
@@ -70,7 +72,7 @@ class _Check:
             and not name.endswith(NO_WEIGHTS)
         }
 
-    def run(self, complete: bool) -> None:
+    def run(self) -> None:
         """Find everything."""
         for message, remedy in self._quantization.problems:
             self._findings.add("quantization-config", message, remedy, CONFIG)
@@ -90,7 +92,7 @@ class _Check:
                     severity="info",
                 )
             return
-        if not self._weights and complete:
+        if not self._weights:
             self._check_unused()
             return
         for name, tensor in self._weights.items():
@@ -115,7 +117,7 @@ class _Check:
         self._findings.add("quantization-missing", message, SAME_REVISION, CONFIG)
 
     def _check_unused(self) -> None:
-        if not self._tensors:
+        if not self._tensors or not self._complete:
             return
         dtypes = sorted({scheme.dtype for scheme in self._quantization.schemes})
         message = (
@@ -152,7 +154,7 @@ class _Check:
             other = name + (SCALE_INV if scheme.scale == SCALE else SCALE)
             if other in self._tensors:
                 self._check_other_scale(name, weight, scheme, other)
-            else:
+            elif self._complete:
                 message = f"has no scale: {scale_name} is in no shard"
                 self._add("scale-missing", name, message, f"{AGAIN}, or {SAME_REVISION}")
             return
@@ -187,7 +189,7 @@ class _Check:
         self._add("scale-name", name, message, SAME_REVISION)
 
     def _check_orphans(self) -> None:
-        for name in self._tensors:
+        for name in self._tensors if self._complete else ():
             weight = weight_of_scale(name)
             if weight and weight.endswith(".weight") and weight not in self._tensors:
                 message = f"is the scale of {weight}, which is in no shard"
