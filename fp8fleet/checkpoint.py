@@ -20,7 +20,7 @@ from fp8fleet.architecture import Architecture, Config, read_architecture
 from fp8fleet.errors import OperatorError
 from fp8fleet.findings import AGAIN, SAME_REVISION, Finding, Findings
 from fp8fleet.headers import Header, HeaderError, Tensor, read_header, what_instead
-from fp8fleet.quantization import quantization_name
+from fp8fleet.quantization import quantization_config, quantization_name
 from fp8fleet.quantized import CONFIG, NO_WEIGHTS, check_quantized, weight_of_scale
 from fp8fleet.schemes import Quantization, read_quantization
 from fp8fleet.tensor_parallel import LAYER, TensorParallel, is_language_model, tensor_parallel
@@ -178,14 +178,16 @@ def _read_config(directory: Path, findings: Findings) -> dict[str, Any] | None:
         findings.add("config-missing", "is missing", SAME_REVISION, CONFIG)
         return None
     config = _read_json(directory / CONFIG, findings)
-    if config is not None and "quantization_config" not in config:
-        # ModelOpt's older way, which vLLM reads too
-        beside = _read_json(directory / "hf_quant_config.json", findings)
-        if beside is not None:
-            config["quantization_config"] = {
-                "quant_method": "modelopt",
-                **(beside.get("quantization") or {}),
-            }
+    if config is None or quantization_config(config) is not None:
+        return config
+    # Files of their own, which vLLM and vllm-ascend read too (get_config_filenames).
+    modelopt = _read_json(directory / "hf_quant_config.json", findings)
+    if modelopt is not None:
+        inner = modelopt.get("quantization")
+        found = inner if isinstance(inner, dict) else {}
+        return {**config, "quantization_config": {"quant_method": "modelopt", **found}}
+    if (directory / "quant_model_description.json").exists():
+        return {**config, "quantization_config": {"quant_method": "ascend"}}
     return config
 
 

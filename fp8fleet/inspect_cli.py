@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,17 +63,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    stored = _stored(arguments.headers)
     if arguments.manifest is not None:
-        return _inspect_with_manifest(arguments, load_manifest(arguments.manifest), stored)
+        return _inspect_with_manifest(arguments, load_manifest(arguments.manifest))
     if arguments.full:
         raise OperatorError("inspect --full needs --manifest FILE")
-    return _show(arguments, inspect_directory(arguments.directory, stored))
+    return _show(arguments, inspect_directory(arguments.directory, _stored(arguments.headers)))
 
 
-def _inspect_with_manifest(
-    arguments: argparse.Namespace, manifest: Manifest, stored: Mapping[str, Header] | None
-) -> int:
+def _inspect_with_manifest(arguments: argparse.Namespace, manifest: Manifest) -> int:
     files = _verify(arguments, manifest)
     if any(finding.severity == "error" for finding in files):
         # Wrong files are told by name; what their headers say would only hide it.
@@ -85,7 +81,7 @@ def _inspect_with_manifest(
     if not files and not arguments.json and _read_note(note) == key:
         print(f"{arguments.directory}: whole, as inspected before", flush=True)
         return 0
-    inspected = inspect_directory(arguments.directory, stored)
+    inspected = inspect_directory(arguments.directory, _stored(arguments.headers))
     more = (*_unexpected(manifest, inspected), *files)
     inspected = dataclasses.replace(inspected, findings=(*more, *inspected.findings))
     if inspected.whole and not files:
@@ -101,7 +97,11 @@ def _stored(path: Path | None) -> dict[str, Header] | None:
     try:
         return read_headers(path)
     except OSError as error:
-        raise OperatorError(f"{path}: cannot be read: {error.strerror}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> OperatorError:
+    return OperatorError(f"{path}: cannot be read: {error.strerror}")
 
 
 def _verify(arguments: argparse.Namespace, manifest: Manifest) -> tuple[Finding, ...]:
@@ -126,7 +126,10 @@ def _unexpected(manifest: Manifest, inspected: Checkpoint) -> list[Finding]:
 
 def _key(manifest: Manifest, headers_file: Path | None) -> str:
     """What a pass depends on, once the files are known to be the manifest's: SHA256."""
-    stored = headers_file.read_bytes() if headers_file else b""
+    try:
+        stored = headers_file.read_bytes() if headers_file else b""
+    except OSError as error:
+        raise _unreadable(headers_file or Path(), error) from None
     parts = [manifest.digest, manifest.quantization or "", hashlib.sha256(stored).hexdigest()]
     parts += [inspect.getsource(module) for module in _RULES]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

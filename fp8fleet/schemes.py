@@ -51,11 +51,13 @@ class Scheme:
         Args:
             weight: its shape, [out, in] or [experts, out, in].
         """
-        *experts, rows, _ = weight
+        *experts, rows, columns = weight
         if self.strategy == "block":
             return [block_grid(weight, self.block or (1, 1))]
         if self.strategy == "channel":
-            return [(*experts, rows, 1), (*experts, rows)]
+            # Experts in one tensor may lie [in, out].
+            turned = [(*experts, 1, columns), (*experts, columns)] if experts else []
+            return [(*experts, rows, 1), (*experts, rows), *turned]
         return [(1,), ()] if not experts else [(*experts,), (*experts, 1), (*experts, 1, 1)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -21,7 +22,7 @@ from checkpoints import (
     shard_bytes,
 )
 
-from fp8fleet import hostcli
+from fp8fleet import hostcli, inspect_cli
 from fp8fleet.checkpoint import Checkpoint, inspect_directory, inspect_known
 from fp8fleet.errors import OperatorError
 from fp8fleet.findings import Finding
@@ -543,6 +544,14 @@ def test_modelopts_file_of_its_own_is_read(model: Model) -> None:
     assert codes(found) == ["quantization-unchecked"]
 
 
+def test_ascends_file_of_its_own_is_read(tmp_path: Path) -> None:
+    model = Model(tmp_path, "int8")
+    del model.config["quantization_config"]
+    (model.write() / "quant_model_description.json").write_text("{}")
+    found = inspect_directory(tmp_path)
+    assert (found.quantization, codes(found)) == ("ascend", ["quantization-unchecked"])
+
+
 @pytest.mark.parametrize("value", [[128], 128, "128", [128, 0], [128, "128"]])
 def test_a_block_size_that_is_no_pair_is_refused(tmp_path: Path, value: Any) -> None:
     model = Model(tmp_path, "deepseek")
@@ -819,3 +828,151 @@ def test_stored_headers_that_are_not_there_are_a_wrong_input(
     code, _, err = run(capsys, model.write(), "--headers", model.directory / "none.json")
     assert code == 2
     assert "none.json" in err
+
+
+def manifest_of(model: Model, quantization: str = "compressed-tensors-fp8-block") -> Path:
+    """A manifest of what the model directory holds now."""
+    lines = ['name = "m"', 'revision = "1"', f'quantization = "{quantization}"']
+    for path in sorted(model.directory.iterdir()):
+        content = path.read_bytes()
+        if path.name.startswith("."):
+            continue
+        lines += ["[[files]]", f'path = "{path.name}"', f"size = {len(content)}"]
+        lines.append(f'sha256 = "{hashlib.sha256(content).hexdigest()}"')
+    manifest = model.directory.parent / "manifest.toml"
+    manifest.write_text("\n".join(lines) + "\n")
+    return manifest
+
+
+@pytest.fixture
+def inspections(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories whose headers were read."""
+    seen: list[Path] = []
+
+    def noted(directory: Path, *rest: Any) -> Checkpoint:
+        seen.append(directory)
+        return inspect_directory(directory, *rest)
+
+    monkeypatch.setattr(inspect_cli, "inspect_directory", noted)
+    return seen
+
+
+def test_a_pass_is_noted_and_the_next_check_reads_no_header(
+    model: Model, capsys: pytest.CaptureFixture[str], inspections: list[Path]
+) -> None:
+    model.write()
+    stored = model.directory.parent / "headers.json"
+    stored.write_text(headers_text(stored_of(model)))
+    arguments = (model.directory, "--manifest", manifest_of(model), "--headers", stored)
+    assert run(capsys, *arguments)[0] == 0
+    code, out, _ = run(capsys, *arguments)
+    assert (code, out) == (0, f"{model.directory}: whole, as inspected before\n")
+    assert len(inspections) == 1
+
+
+def test_other_headers_another_manifest_or_other_rules_ask_for_a_new_inspection(
+    model: Model,
+    capsys: pytest.CaptureFixture[str],
+    inspections: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model.write()
+    manifest = manifest_of(model)
+    stored = model.directory.parent / "headers.json"
+    stored.write_text(headers_text(stored_of(model)))
+    assert run(capsys, model.directory, "--manifest", manifest)[0] == 0
+    arguments = (model.directory, "--manifest", manifest, "--headers", stored)
+    assert run(capsys, *arguments)[0] == 0
+    stored.write_text("{}")
+    assert run(capsys, *arguments)[0] == 1
+    stored.write_text(headers_text(stored_of(model)))
+    manifest.write_text(manifest.read_text().replace('revision = "1"', 'revision = "2"'))
+    assert run(capsys, *arguments)[0] == 0
+    assert len(inspections) == 4
+    monkeypatch.setattr(inspect_cli, "_RULES", (inspect_cli,))
+    assert run(capsys, *arguments)[0] == 0
+    assert len(inspections) == 5
+
+
+def test_a_whole_download_of_a_broken_checkpoint_is_never_noted(
+    model: Model, capsys: pytest.CaptureFixture[str], inspections: list[Path]
+) -> None:
+    """The publisher's files, each as the manifest says, and still not to be served."""
+    model.tensors = {n: s for n, s in model.tensors.items() if "weight_scale" not in n}
+    model.write()
+    arguments = (model.directory, "--manifest", manifest_of(model))
+    for _ in range(2):
+        code, out, _err = run(capsys, *arguments)
+        assert code == 1
+        assert "[scale-missing]" in out
+    assert len(inspections) == 2
+
+
+def test_a_wrong_file_is_told_without_what_it_would_hold(
+    model: Model, capsys: pytest.CaptureFixture[str], inspections: list[Path]
+) -> None:
+    manifest = manifest_of_written(model)
+    os.truncate(model.shard(2), 5000)
+    code, out, _ = run(capsys, model.directory, "--manifest", manifest)
+    assert (code, inspections) == (1, [])
+    assert f"{model.shard(2).name} has 5000 bytes" in out
+    code, out, _ = run(capsys, model.directory, "--manifest", manifest, "--json")
+    report = json.loads(out)
+    assert (code, report["whole"]) == (1, False)
+    assert [finding["code"] for finding in report["findings"]] == ["size"]
+
+
+def manifest_of_written(model: Model) -> Path:
+    """The manifest of a model that is written for it."""
+    model.write()
+    return manifest_of(model)
+
+
+def test_a_changed_file_loses_the_pass(
+    model: Model, capsys: pytest.CaptureFixture[str], inspections: list[Path]
+) -> None:
+    manifest = manifest_of_written(model)
+    assert run(capsys, model.directory, "--manifest", manifest)[0] == 0
+    content = bytearray(model.shard(1).read_bytes())
+    content[-1] ^= 1
+    model.shard(1).write_bytes(content)
+    assert run(capsys, model.directory, "--manifest", manifest)[0] == 1
+
+
+def test_beside_files_of_others_nothing_is_noted(
+    model: Model, capsys: pytest.CaptureFixture[str], inspections: list[Path]
+) -> None:
+    manifest = manifest_of_written(model)
+    (model.directory / "notes.txt").touch()
+    for _ in range(2):
+        code, out, _err = run(capsys, model.directory, "--manifest", manifest)
+        assert code == 0
+        assert "warning: notes.txt" in out
+    assert len(inspections) == 2
+
+
+def test_another_quantization_than_the_manifest_expects_is_an_error(
+    model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.write()
+    manifest = manifest_of(model, "fp8-block")
+    code, out, _ = run(capsys, model.directory, "--manifest", manifest)
+    assert code == 1
+    assert "compressed-tensors-fp8-block, the manifest expects fp8-block" in out
+
+
+def test_full_hashes_every_file(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = manifest_of_written(model)
+    assert run(capsys, model.directory, "--manifest", manifest)[0] == 0
+    status = model.shard(1).stat()
+    content = bytearray(model.shard(1).read_bytes())
+    content[-1] ^= 1
+    with model.shard(1).open("r+b") as stream:
+        stream.write(content)
+    os.utime(model.shard(1), ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run(capsys, model.directory, "--manifest", manifest)[0] == 0
+    assert run(capsys, model.directory, "--manifest", manifest, "--full")[0] == 1
+
+
+def test_full_alone_is_a_wrong_input(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, model.write(), "--full")[0] == 2
