@@ -181,7 +181,7 @@ class Model:
         """Write config.json, two shards and, if `indexed`, the index; returns the directory."""
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "config.json").write_text(json.dumps(self.config))
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, part in enumerate(self.parts(), 1):
             self.shard(number).write_bytes(shard_bytes(entries_of(part)))
             weight_map |= dict.fromkeys(part, self.shard(number).name)
