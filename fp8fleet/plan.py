@@ -6,6 +6,7 @@ make it so, `fp8fleet plan` and `fp8fleet render` print it, acceptance proves it
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,13 +303,20 @@ def _headers(manifest: Path) -> bytes | None:
     """The headers that are stored beside a manifest; None: there are none."""
     path = manifest.with_name(HEADERS)
     try:
-        content = path.read_bytes()
-        read_headers(path)
+        status = path.stat()
+        return _checked_headers(path, status.st_mtime_ns, status.st_size)
     except FileNotFoundError:
         return None
     except (OSError, HeaderError) as error:
         raise OperatorError(f"{error}: create the manifest anew, or remove {path}") from None
-    return content
+
+
+@functools.cache
+def _checked_headers(path: Path, mtime_ns: int, size: int) -> bytes:
+    """Read and check a headers.json: once for all hosts, a large model's are some 10 MB."""
+    del mtime_ns, size
+    read_headers(path)
+    return path.read_bytes()
 
 
 def _check_release(spec: HostSpec, release: Release) -> None:
