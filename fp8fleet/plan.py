@@ -6,6 +6,7 @@ make it so, `fp8fleet plan` and `fp8fleet render` print it, acceptance proves it
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from packaging.version import Version
 from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
 from fp8fleet.errors import OperatorError
+from fp8fleet.headers import HEADERS, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import Lock, pinned_part, read_lock
 from fp8fleet.manifest import Manifest, load_manifest
@@ -124,6 +126,8 @@ class ModelPlan:
     """Bytes of all files."""
     files: int
     token: str | None
+    headers: str | None
+    """The stored headers that the shards must have; None: models/ has none."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,8 @@ class _Serving:
     lock: Lock
     pins: str
     manifest: Manifest
+    headers: bytes | None
+    """The model's headers.json."""
     model_id: str
     engine: EnvironmentPlan
     instances: tuple[InstancePlan, ...]
@@ -284,12 +290,33 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
             lock,
             pinned_part(lock, spec.engine_pins),
             manifest,
+            _headers(root / spec.model_manifest),
             model_id,
             engine,
             instances,
         )
     except OperatorError as error:
         raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+
+
+def _headers(manifest: Path) -> bytes | None:
+    """The headers that are stored beside a manifest; None: there are none."""
+    path = manifest.with_name(HEADERS)
+    try:
+        status = path.stat()
+        return _checked_headers(path, status.st_mtime_ns, status.st_size)
+    except FileNotFoundError:
+        return None
+    except (OSError, HeaderError) as error:
+        raise OperatorError(f"{error}: create the manifest anew, or remove {path}") from None
+
+
+@functools.cache
+def _checked_headers(path: Path, mtime_ns: int, size: int) -> bytes:
+    """Read and check a headers.json: once for all hosts, a large model's are some 10 MB."""
+    del mtime_ns, size
+    read_headers(path)
+    return path.read_bytes()
 
 
 def _check_release(spec: HostSpec, release: Release) -> None:
@@ -437,11 +464,11 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
     tools_lock = read_lock(root / spec.tools_requirements)
     tools = _tools(spec, tools_lock)
     program = f"{spec.install_directory}/bin/{zipapp_name()}"
-    model = _model(spec, own.manifest) if own else None
+    model = _model(spec, own) if own else None
     files = [*_host_files(spec, platform)]
     files += _conda_files(own, tools, tools_lock, program)
     if own and model:
-        files += _model_files(spec, own.manifest, model)
+        files += _model_files(spec, own, model)
         files += [f for i in own.instances for f in _instance_files(spec, own, i, model)]
     proxy, proxy_files = _proxy(fleet, host, platform, serving)
     files += proxy_files
@@ -549,7 +576,8 @@ def _conda_files(
     return files
 
 
-def _model(spec: HostSpec, manifest: Manifest) -> ModelPlan:
+def _model(spec: HostSpec, own: _Serving) -> ModelPlan:
+    manifest = own.manifest
     name = f"{manifest.name}-{manifest.revision}"
     return ModelPlan(
         name=manifest.name,
@@ -559,17 +587,20 @@ def _model(spec: HostSpec, manifest: Manifest) -> ModelPlan:
         size=manifest.total_bytes,
         files=len(manifest.files),
         token=f"{CONFIG_DIRECTORY}/models/{name}.token" if spec.model_token else None,
+        headers=f"{CONFIG_DIRECTORY}/models/{name}.headers.json" if own.headers else None,
     )
 
 
-def _model_files(spec: HostSpec, manifest: Manifest, model: ModelPlan) -> list[PlannedFile]:
-    sources = spec.model_sources or tuple(manifest.sources)
+def _model_files(spec: HostSpec, own: _Serving, model: ModelPlan) -> list[PlannedFile]:
+    sources = spec.model_sources or tuple(own.manifest.sources)
     if not sources:
         raise OperatorError(
             f"model_sources is not set and {spec.model_manifest} names no sources: set one"
         )
-    text = render.manifest_text(manifest, sources)
+    text = render.manifest_text(own.manifest, sources)
     files = [PlannedFile("model", model.manifest, text.encode())]
+    if own.headers and model.headers:
+        files.append(PlannedFile("model", model.headers, own.headers))
     if spec.model_token and model.token:
         files.append(_secret_file("model", model.token, spec.model_token))
     return files
