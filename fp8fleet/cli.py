@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except OSError as error:
+        # what a command itself reads and writes is checked where it does; this is its output
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: the output cannot be written: {error}", file=sys.stderr)
         # the reader has gone; without this, flushing at exit would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -262,7 +265,11 @@ def _clear(folder: Path) -> None:
             raise OperatorError(
                 f"--out {folder}: not empty and not written by render: name another"
             )
-        shutil.rmtree(folder)
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != RENDERED:
+                entry.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RENDERED).touch()
 

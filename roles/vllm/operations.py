@@ -66,7 +66,7 @@ def stop_unplanned(plan: HostPlan) -> Iterator[StringCommand]:
     Not in a run that leaves out the gateway (`--limit`): it would go on to send requests there.
     """
     active = {other.name for other in host.state.inventory.get_active_hosts()}
-    if plan.gateways and not active & set(plan.gateways):
+    if not set(plan.gateways) <= active:
         return
     planned = {instance.unit for instance in plan.instances}
     for unit in host.get_fact(UnitNames):
