@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     handler: Callable[[argparse.Namespace], int] = arguments.func
     try:
-        return handler(arguments)
+        code = handler(arguments)
+        sys.stdout.flush()
+        return code
     except OperatorError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -40,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # the reader has gone; without this, flushing at exit would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -227,6 +231,7 @@ def _render(arguments: argparse.Namespace) -> int:
     plan = make_plan(load_fleet(arguments.inventory, parse_data(arguments.data)))
     count = 0
     try:
+        _clear(arguments.out)
         for name, host in plan.hosts.items():
             for file in host.files:
                 target = arguments.out / name / file.path.lstrip("/")
@@ -238,6 +243,22 @@ def _render(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--out {arguments.out}: cannot be written: {error}") from None
     print(f"{count} files of {len(plan.hosts)} hosts in {arguments.out}")
     return 0
+
+
+RENDERED = ".fp8fleet-rendered"
+"""Marks a folder that ``render`` wrote and may therefore replace."""
+
+
+def _clear(folder: Path) -> None:
+    """An empty ``folder``: nothing of an earlier rendering may look like part of this one."""
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / RENDERED).is_file():
+            raise OperatorError(
+                f"--out {folder}: not empty and not written by render: name another"
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RENDERED).touch()
 
 
 def _lock(arguments: argparse.Namespace) -> int:

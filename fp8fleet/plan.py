@@ -196,6 +196,8 @@ class HostPlan:
     home: str
     directories: tuple[PlannedDirectory, ...]
     files: tuple[PlannedFile, ...]
+    absent: dict[str, tuple[str, ...]]
+    """Paths of files that must not be there, by role."""
     download_environment: dict[str, str]
     proxy_url: str | None
     ca_bundle: str | None
@@ -203,14 +205,20 @@ class HostPlan:
     """Options of pip and uv that name the package sources."""
     trusted_hosts: tuple[str, ...]
     """Package sources without TLS, which pip has to be told of; the hashes guard what they give."""
-    frontend: FrontendPlan | None
-    tools: EnvironmentPlan | None
+    frontend: FrontendPlan
+    tools: EnvironmentPlan
     program: str
     """Path of the fp8fleet zipapp on the host."""
     engine: EnvironmentPlan | None
     model: ModelPlan | None
     instances: tuple[InstancePlan, ...]
     proxy: ProxyPlan | None
+    gateways: tuple[str, ...]
+    """Names of the hosts that send requests here."""
+
+    def role_absent(self, role: str) -> tuple[str, ...]:
+        """Paths of the files that ``role`` removes: secrets that the inventory no longer has."""
+        return self.absent.get(role, ())
 
     def role_files(self, role: str) -> tuple[PlannedFile, ...]:
         """The files that ``role`` puts in place."""
@@ -219,7 +227,7 @@ class HostPlan:
     @property
     def environments(self) -> tuple[EnvironmentPlan, ...]:
         """The environments in the order in which they are made."""
-        return tuple(e for e in (self.tools, self.engine) if e is not None)
+        return (self.tools, self.engine) if self.engine else (self.tools,)
 
 
 @dataclass(frozen=True)
@@ -448,7 +456,7 @@ def _instance(
         options=options,
         options_file=f"{base}.yaml",
         environment_file=f"{base}.env",
-        key_file=f"{base}.key" if spec.api_key else None,
+        key_file=_key_file(instance.name) if spec.api_key else None,
         marker=f"{RUN_DIRECTORY}/{instance.name}.ready",
         start_timeout_s=spec.start_timeout,
         warm_up_concurrency=spec.warm_up_concurrency,
@@ -461,6 +469,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
     spec = host.spec
     platform = catalog.platforms()[spec.platform]
     own = serving.get(host.name)
+    gateways = tuple(other.name for other in fleet.hosts if other.is_gateway)
     tools_lock = read_lock(root / spec.tools_requirements)
     tools = _tools(spec, tools_lock)
     program = f"{spec.install_directory}/bin/{zipapp_name()}"
@@ -476,13 +485,14 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         name=host.name,
         platform=spec.platform,
         family=platform.family,
-        packages=platform.packages,
+        packages=_packages(platform, own is not None, proxy is not None),
         service_user=spec.service_user,
         no_login_shell="/usr/sbin/nologin" if platform.family == "apt" else "/sbin/nologin",
         sysctl={key: str(value) for key, value in spec.sysctl.items()},
         home=_home(spec),
         directories=_directories(spec, model),
         files=tuple(files),
+        absent=_absent(spec, own, model),
         download_environment=_download_environment(spec),
         proxy_url=spec.proxy,
         ca_bundle=spec.ca_bundle,
@@ -495,7 +505,34 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         model=model,
         instances=own.instances if own else (),
         proxy=proxy,
+        gateways=() if host.is_gateway else gateways,
     )
+
+
+def _packages(platform: Platform, serves: bool, proxies: bool) -> tuple[str, ...]:
+    names = [*platform.packages]
+    names += platform.serving_packages if serves else ()
+    names += platform.proxy_packages if proxies else ()
+    return tuple(sorted(names))
+
+
+def _absent(
+    spec: HostSpec, own: _Serving | None, model: ModelPlan | None
+) -> dict[str, tuple[str, ...]]:
+    absent: dict[str, tuple[str, ...]] = {}
+    if own and not spec.api_key:
+        absent["vllm"] = tuple(_key_file(instance.name) for instance in own.instances)
+    if model and not spec.model_token:
+        absent["model"] = (_token_file(model.name, model.revision),)
+    return absent
+
+
+def _key_file(instance: str) -> str:
+    return f"{CONFIG_DIRECTORY}/instances/{instance}.key"
+
+
+def _token_file(model: str, revision: str) -> str:
+    return f"{CONFIG_DIRECTORY}/models/{model}-{revision}.token"
 
 
 def _home(spec: HostSpec) -> str:
@@ -586,7 +623,7 @@ def _model(spec: HostSpec, own: _Serving) -> ModelPlan:
         directory=f"{spec.model_directory}/{manifest.name}/{manifest.revision}",
         size=manifest.total_bytes,
         files=len(manifest.files),
-        token=f"{CONFIG_DIRECTORY}/models/{name}.token" if spec.model_token else None,
+        token=_token_file(manifest.name, manifest.revision) if spec.model_token else None,
         headers=f"{CONFIG_DIRECTORY}/models/{name}.headers.json" if own.headers else None,
     )
 

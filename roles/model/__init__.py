@@ -12,6 +12,5 @@ from roles.operations import place
 def install() -> None:
     """Fetch what the model directory lacks; verify and inspect what it has."""
     plan = host_plan(host)
-    if plan.model:
-        place(name="Manifest", files=plan.role_files("model"))
-        model_files(name="Model files", plan=plan)
+    place(name="Manifest", files=plan.role_files("model"), absent=plan.role_absent("model"))
+    model_files(name="Model files", plan=plan)

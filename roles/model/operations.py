@@ -20,10 +20,10 @@ def model_files(plan: HostPlan) -> Iterator[StringCommand]:
     A finding of the inspection fails the host, so that no server starts on what would load and
     answer garbage: vLLM notices neither missing scales nor, before 0.32, a missing shard.
     """
-    model, tools = plan.model, plan.tools
-    if model is None or tools is None:
+    model = plan.model
+    if model is None:
         return
-    run = f"{tools.interpreter} {plan.program}"
+    run = f"{plan.tools.interpreter} {plan.program}"
     inspect = f"{run} inspect {model.directory} --manifest {model.manifest}"
     if model.headers:
         inspect += f" --headers {model.headers}"
