@@ -214,6 +214,10 @@ def _print_host(console: Console, host: HostPlan) -> None:
         gigabytes = host.model.size / 1e9
         text = f"{host.model.directory}  ({host.model.files} files, {gigabytes:.3g} GB)"
         rows.append((f"model {host.model.name}", text))
+        if host.model.peer:
+            rows.append(("  shared with", " ".join(host.model.peer.peers)))
+        if host.model.note:
+            rows.append(("  note", host.model.note))
     for instance in host.instances:
         devices = ",".join(str(device) for device in instance.devices) or "none"
         options = " ".join(f"{key}={value}" for key, value in instance.options.items())

@@ -24,14 +24,14 @@ from fp8fleet.fetch import (
     standard_reporter,
     verify,
 )
-from fp8fleet.manifest import load_manifest
+from fp8fleet.manifest import TORRENT, load_manifest
 from fp8fleet.secrets import SecretRef
 
 if TYPE_CHECKING:
     from fp8fleet import ready
 
 COMMANDS = ("fetch", "verify", "seed", "ready")
-TORRENT = ["manifest", "torrent"]
+TORRENT_COMMAND = ["manifest", "torrent"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -203,7 +203,7 @@ def _torrent(arguments: argparse.Namespace) -> int:
     from fp8fleet.seed import write_torrent
 
     manifest = load_manifest(arguments.manifest)
-    path = arguments.manifest.with_name("model.torrent")
+    path = arguments.manifest.with_name(TORRENT)
     with standard_reporter() as reporter:
         write_torrent(manifest, arguments.directory, path, reporter)
     _say(str(path))

@@ -101,6 +101,7 @@ _TYPES = {
     "tools_requirements": "file of the project",
     "engine_requirements": "file of the project",
     "model_manifest": "file of the project",
+    "model_rate_limit": "megabytes a second, at least 0.1",
     "engine_pins": "list of `NAME==VERSION`",
     "nginx_server_name": "names, separated by spaces",
     "nginx_body_size": "size, such as `64m`",
