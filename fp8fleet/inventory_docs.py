@@ -250,6 +250,8 @@ def _describe(language: _English, hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _describe(language, next(a for a in arguments if a is not NoneType))
+    if hint is bool:
+        return "`True` / `False`"
     if origin is Literal:
         return " / ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
@@ -264,6 +266,8 @@ def _default(language: _English, field: FieldInfo) -> str:
     if field.is_required():
         return language.say("required")
     value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, bool):
+        return f"`{value}`"
     return language.say("unset") if value is None else f"`{json.dumps(value)}`"
 
 
