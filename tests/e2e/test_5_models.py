@@ -31,7 +31,7 @@ def without_a_tensor(folder: Path) -> str:
     new += b" " * (-len(new) % 8)
     data = content[8 + length : 8 + length + cut]
     shard.write_bytes(len(new).to_bytes(8, "little") + new + data)
-    return last
+    return str(last)
 
 
 def test_a_checkpoint_that_is_not_whole_never_reaches_a_server(
