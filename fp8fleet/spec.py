@@ -186,7 +186,7 @@ class HostSpec(Spec):
         " The SSH name is never an upstream.",
     )
     storage_address: Address | None = Field(
-        default=None, description="Address in the storage network, for model transfers."
+        default=None, description="Address in the storage network, for transfers between hosts."
     )
     sysctl: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9_./-]+$")], int | OneLine] = (
         Field(
@@ -286,6 +286,17 @@ class HostSpec(Spec):
     model_token: SecretRef | None = Field(
         default=None, description="Bearer token for the model's sources (`env:NAME`, `file:PATH`)."
     )
+    model_rate_limit: Annotated[float, Field(ge=0.1)] | None = Field(
+        default=None, description="Megabytes a second that a host fetches, and gives. Unset: all."
+    )
+    peer_transfer: bool = Field(
+        default=True,
+        description="Hosts with a storage_address give each other the files of a model that has a"
+        " `model.torrent` beside its manifest: many hosts cost its source about one copy.",
+    )
+    peer_port: Port = Field(
+        default=6881, description="Port on storage_address for transfers between hosts."
+    )
     served_model_name: ModelId | None = Field(
         default=None, description="Model id that clients name. Unset: the manifest's name."
     )
@@ -346,6 +357,8 @@ class HostSpec(Spec):
     def _check_ports(self) -> None:
         users: dict[int, str] = {}
         ports = [(f"instance {i.name}", i.port) for i in self.instances]
+        if self.storage_address and self.peer_transfer:
+            ports.append(("peer_port", self.peer_port))
         ports += [
             ("nginx_listen", self.nginx_listen),
             ("nginx_status_port", self.nginx_status_port),
@@ -360,6 +373,8 @@ class HostSpec(Spec):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"instances: the name {name} is used twice")
+        if "peer" in names:
+            raise ValueError("instances: the name peer is taken by the unit that shares models")
         for instance in self.instances:
             if self.accelerator not in (None, "cpu") and not instance.devices:
                 raise ValueError(f"instances: {instance.name}: devices must list at least one")

@@ -11,6 +11,7 @@ from pyinfra.api import StringCommand, operation
 
 from fp8fleet.plan import (
     CONFIG_DIRECTORY,
+    PEER_UNIT,
     RUN_DIRECTORY,
     UNIT_DIRECTORY,
     UNIT_PREFIX,
@@ -68,7 +69,7 @@ def stop_unplanned(plan: HostPlan) -> Iterator[StringCommand]:
     active = {other.name for other in host.state.inventory.get_active_hosts()}
     if not set(plan.gateways) <= active:
         return
-    planned = {instance.unit for instance in plan.instances}
+    planned = {PEER_UNIT, *(instance.unit for instance in plan.instances)}
     for unit in host.get_fact(UnitNames):
         if unit in planned:
             continue
