@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from yaml import YAMLError
 
 from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
@@ -274,7 +275,14 @@ def make_plan(fleet: Fleet, root: Path = Path()) -> FleetPlan:
             plans[host.name] = _host_plan(fleet, host, serving, root)
         except OperatorError as error:
             raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+        except _BEYOND_MEANING as error:
+            text = f"{fleet.path}: host {host.name}: {type(error).__name__}: {error}"
+            raise OperatorError(f"{text}; no value of an inventory file can be that") from None
     return FleetPlan(fleet.path, plans)
+
+
+_BEYOND_MEANING = (YAMLError, UnicodeError, RecursionError, ValueError)
+"""What odd Python objects in an inventory, which is code, lead to when they are written out."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +334,9 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
         )
     except OperatorError as error:
         raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+    except _BEYOND_MEANING as error:
+        text = f"{fleet.path}: host {host.name}: {type(error).__name__}: {error}"
+        raise OperatorError(f"{text}; no value of an inventory file can be that") from None
 
 
 def _torrent(manifest: Path) -> bytes | None:

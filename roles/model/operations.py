@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
-from fp8fleet.plan import PEER_UNIT, UNIT_DIRECTORY, HostPlan
+from fp8fleet.plan import PEER_UNIT, RUN_DIRECTORY, UNIT_DIRECTORY, HostPlan
 from fp8fleet.session import current
 from roles.model.facts import ModelIsWhole, PeerUnit
 from roles.operations import streamed
@@ -46,6 +46,9 @@ def model_files(plan: HostPlan) -> Iterator[StringCommand]:
     yield streamed(
         f"{run} fetch {model.manifest} {model.directory}{options}", plan.download_environment
     )
+    # Servers that run loaded the files as they were: this makes them start anew.
+    started = " ".join(f"{RUN_DIRECTORY}/{instance.name}.started" for instance in plan.instances)
+    yield StringCommand(f"rm -f {started}")
     yield streamed(inspect)
 
 
