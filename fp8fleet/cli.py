@@ -8,6 +8,8 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +19,12 @@ from rich.console import Console
 
 from fp8fleet import hostcli
 from fp8fleet.errors import OperatorError
+from fp8fleet.fetch import human_bytes, standard_reporter
 from fp8fleet.inventory import load_fleet, parse_data
 from fp8fleet.locks import make_lock
+from fp8fleet.manifest_create import CreateOptions, create_manifest
 from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile, make_plan
+from fp8fleet.secrets import SecretRef
 from fp8fleet.session import limited
 
 
@@ -28,15 +33,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     handler: Callable[[argparse.Namespace], int] = arguments.func
     try:
-        return handler(arguments)
+        code = handler(arguments)
+        sys.stdout.flush()
+        return code
     except OperatorError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+    except OSError as error:
+        # what a command itself reads and writes is checked where it does; this is its output
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: the output cannot be written: {error}", file=sys.stderr)
+        # the reader has gone; without this, flushing at exit would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -66,8 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     lock.add_argument("--output", type=Path, help="default: locks/vllm-RELEASE-P-A.txt")
     lock.set_defaults(func=_lock)
     hostcli.register(subparsers)
-    manifest = subparsers.add_parser("manifest", help="make and check models/<name>/")
-    hostcli.register_manifest(manifest.add_subparsers(required=True, metavar="COMMAND"))
+    _register_manifest(subparsers)
     _register_lab(subparsers)
     return parser
 
@@ -81,6 +91,84 @@ def _register_lab(subparsers: Any) -> None:
             raise
     else:
         lab_cli.register(subparsers)
+
+
+def _register_manifest(subparsers: argparse._SubParsersAction[Any]) -> None:
+    manifest = subparsers.add_parser("manifest", help="make and check manifests of models")
+    commands: argparse._SubParsersAction[Any] = manifest.add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    hostcli.register_verify(commands)
+    hostcli.register_torrent(commands)
+    create = commands.add_parser("create", help="make models/NAME/ of files somewhere")
+    create.add_argument("name", metavar="NAME", help="models/NAME/ is written")
+    create.add_argument("--directory", type=Path, metavar="DIR", help="a directory with the files")
+    create.add_argument("--sums", metavar="FILE", help="a SHA256SUMS file or its URL")
+    create.add_argument("--base", metavar="URL", help="with --sums: where the files are")
+    create.add_argument("--hub", metavar="ORG/MODEL", help="Hugging Face, or HF_ENDPOINT's mirror")
+    create.add_argument("--modelscope", metavar="ORG/MODEL", help="ModelScope")
+    create.add_argument(
+        "--revision",
+        metavar="REV",
+        help="with a hub: branch, tag or commit (main, master); else: the manifest's own name of it"
+        " (digits of the content's digest)",
+    )
+    create.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="where hosts fetch the files, in front of the hub or --base; several in order",
+    )
+    create.add_argument(
+        "--include", action="append", default=[], metavar="GLOB", help="beyond the usual files"
+    )
+    create.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out")
+    create.add_argument(
+        "--token",
+        type=_secret,
+        metavar="REF",
+        help="env:NAME or file:/PATH (0600) with the bearer token; --hub also reads HF_TOKEN",
+    )
+    create.add_argument("--force", action="store_true", help="write over a manifest that exists")
+    create.set_defaults(func=_manifest_create)
+
+
+def _secret(text: str) -> SecretRef:
+    try:
+        return SecretRef.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _manifest_create(arguments: argparse.Namespace) -> int:
+    token: SecretRef | None = arguments.token
+    if token is None and arguments.hub and os.environ.get("HF_TOKEN"):
+        token = SecretRef("env", "HF_TOKEN")
+    options = CreateOptions(
+        arguments.name,
+        directory=arguments.directory,
+        sums=arguments.sums,
+        base=arguments.base,
+        hub=arguments.hub,
+        modelscope=arguments.modelscope,
+        revision=arguments.revision,
+        sources=tuple(arguments.source),
+        include=tuple(arguments.include),
+        exclude=tuple(arguments.exclude),
+        token=token.resolve() if token else None,
+        force=arguments.force,
+    )
+    with standard_reporter() as reporter:
+        created = create_manifest(options, reporter)
+    for note in created.notes:
+        print(f"note: {note}")
+    manifest = created.manifest
+    print(
+        f"{created.path}: {len(manifest.files)} files, {human_bytes(manifest.total_bytes)},"
+        f" revision {manifest.revision}, quantization {manifest.quantization}"
+    )
+    return 0
 
 
 def _inventory_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +217,10 @@ def _print_host(console: Console, host: HostPlan) -> None:
         gigabytes = host.model.size / 1e9
         text = f"{host.model.directory}  ({host.model.files} files, {gigabytes:.3g} GB)"
         rows.append((f"model {host.model.name}", text))
+        if host.model.peer:
+            rows.append(("  shared with", " ".join(host.model.peer.peers)))
+        if host.model.note:
+            rows.append(("  note", host.model.note))
     for instance in host.instances:
         devices = ",".join(str(device) for device in instance.devices) or "none"
         options = " ".join(f"{key}={value}" for key, value in instance.options.items())
@@ -146,6 +238,7 @@ def _render(arguments: argparse.Namespace) -> int:
     plan = make_plan(load_fleet(arguments.inventory, parse_data(arguments.data)))
     count = 0
     try:
+        _clear(arguments.out)
         for name, host in plan.hosts.items():
             for file in host.files:
                 target = arguments.out / name / file.path.lstrip("/")
@@ -157,6 +250,26 @@ def _render(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--out {arguments.out}: cannot be written: {error}") from None
     print(f"{count} files of {len(plan.hosts)} hosts in {arguments.out}")
     return 0
+
+
+RENDERED = ".fp8fleet-rendered"
+"""Marks a folder that ``render`` wrote and may therefore replace."""
+
+
+def _clear(folder: Path) -> None:
+    """An empty ``folder``: nothing of an earlier rendering may look like part of this one."""
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / RENDERED).is_file():
+            raise OperatorError(
+                f"--out {folder}: not empty and not written by render: name another"
+            )
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != RENDERED:
+                entry.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RENDERED).touch()
 
 
 def _lock(arguments: argparse.Namespace) -> int:

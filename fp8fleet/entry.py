@@ -14,7 +14,9 @@ from fp8fleet import hostcli
 def main() -> int:
     """Run the command line; returns its exit code: 0 fine, 1 a failed check, 2 a wrong input."""
     arguments = sys.argv[1:]
-    if (arguments[:1] and arguments[0] in hostcli.COMMANDS) or arguments[:2] == hostcli.TORRENT:
+    if (arguments[:1] and arguments[0] in hostcli.COMMANDS) or arguments[
+        :2
+    ] == hostcli.TORRENT_COMMAND:
         return hostcli.main(arguments)
     from fp8fleet import cli
 

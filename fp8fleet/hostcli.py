@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fp8fleet import inspect_cli
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch import (
     FanOut,
@@ -23,14 +24,14 @@ from fp8fleet.fetch import (
     standard_reporter,
     verify,
 )
-from fp8fleet.manifest import load_manifest
+from fp8fleet.manifest import TORRENT, load_manifest
 from fp8fleet.secrets import SecretRef
 
 if TYPE_CHECKING:
     from fp8fleet import ready
 
 COMMANDS = ("fetch", "verify", "seed", "ready")
-TORRENT = ["manifest", "torrent"]
+TORRENT_COMMAND = ["manifest", "torrent"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +44,8 @@ class Parser(argparse.ArgumentParser):
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the host's commands to a command line; each sets ``func(Namespace) -> exit code``."""
     _register_fetch(subparsers)
-    _register_verify(subparsers)
+    register_verify(subparsers)
+    inspect_cli.register(subparsers)
     _register_seed(subparsers)
     _register_ready(subparsers)
 
@@ -108,10 +110,8 @@ def _register_seed(subparsers: argparse._SubParsersAction[argparse.ArgumentParse
     parser.set_defaults(func=_seed)
 
 
-def register_manifest(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> None:
-    """Add what is done to a manifest where the model's bytes are."""
+def register_torrent(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``torrent MANIFEST DIRECTORY``."""
     parser = subparsers.add_parser(
         "torrent", help="write model.torrent beside the manifest, for --torrent"
     )
@@ -120,7 +120,8 @@ def register_manifest(
     parser.set_defaults(func=_torrent)
 
 
-def _register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``verify MANIFEST DIRECTORY``."""
     parser = subparsers.add_parser("verify", help="check a directory against its manifest")
     parser.add_argument("manifest", type=Path)
     parser.add_argument("directory", type=Path)
@@ -202,7 +203,7 @@ def _torrent(arguments: argparse.Namespace) -> int:
     from fp8fleet.seed import write_torrent
 
     manifest = load_manifest(arguments.manifest)
-    path = arguments.manifest.with_name("model.torrent")
+    path = arguments.manifest.with_name(TORRENT)
     with standard_reporter() as reporter:
         write_torrent(manifest, arguments.directory, path, reporter)
     _say(str(path))
@@ -278,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     register(subparsers)
     group = subparsers.add_parser("manifest", help="what is made where a model's bytes are")
     made: argparse._SubParsersAction[Any] = group.add_subparsers(required=True, metavar="COMMAND")
-    register_manifest(made)
+    register_torrent(made)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.func(arguments))

@@ -6,6 +6,7 @@ make it so, `fp8fleet plan` and `fp8fleet render` print it, acceptance proves it
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,15 @@ from urllib.parse import urlsplit
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from yaml import YAMLError
 
 from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
 from fp8fleet.errors import OperatorError
+from fp8fleet.headers import HEADERS, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import Lock, pinned_part, read_lock
-from fp8fleet.manifest import Manifest, load_manifest
+from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.secrets import SecretRef
 from fp8fleet.spec import HostSpec, InstanceSpec
 from fp8fleet.zipapp import zipapp_bytes, zipapp_name
@@ -29,8 +32,15 @@ CONFIG_DIRECTORY = "/etc/fp8fleet"
 RUN_DIRECTORY = "/run/fp8fleet"
 UNIT_DIRECTORY = "/etc/systemd/system"
 UNIT_PREFIX = "fp8fleet-"
+PEER_UNIT = f"{UNIT_PREFIX}peer.service"
+"""Gives a host's model to the other hosts."""
 NGINX_KEEPALIVE_S = 60
 """Nginx's default for idle upstream connections; the servers keep theirs open longer."""
+
+
+def _bracketed(address: str) -> str:
+    """An IPv6 address as it stands before a port."""
+    return f"[{address}]" if ":" in address else address
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,17 @@ class EnvironmentPlan:
 
 
 @dataclass(frozen=True)
+class PeerPlan:
+    """How a host shares a model's files with the other hosts that have the model."""
+
+    torrent: str
+    listen: str
+    """``ADDRESS:PORT`` on the storage network."""
+    peers: tuple[str, ...]
+    """``ADDRESS:PORT`` of all of them, this host included."""
+
+
+@dataclass(frozen=True)
 class ModelPlan:
     """A model's files: where they lie and what they must be."""
 
@@ -119,6 +140,13 @@ class ModelPlan:
     """Bytes of all files."""
     files: int
     token: str | None
+    headers: str | None
+    """The stored headers that the shards must have; None: models/ has none."""
+    rate_limit: float | None
+    """Megabytes a second."""
+    peer: PeerPlan | None
+    note: str | None
+    """Why the host does not share, where the inventory would have it."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +173,7 @@ class InstancePlan:
     @property
     def upstream(self) -> str:
         """``address:port`` under which the proxy reaches the server."""
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
+        return f"{_bracketed(self.address)}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -165,8 +192,13 @@ class ProxyPlan:
     digest: str
     """Of the whole configuration; Nginx tells it on ``status_port``: a proof that it is live."""
     api_key: SecretRef | None
-    url: str
-    """Base URL as the control machine reaches it."""
+    address: str
+    """Name or address by which the control machine reaches the host."""
+
+    @property
+    def url(self) -> str:
+        """Base URL as the control machine reaches it."""
+        return f"http://{_bracketed(self.address)}:{self.listen}"
 
 
 @dataclass(frozen=True)
@@ -183,6 +215,8 @@ class HostPlan:
     home: str
     directories: tuple[PlannedDirectory, ...]
     files: tuple[PlannedFile, ...]
+    absent: dict[str, tuple[str, ...]]
+    """Paths of files that must not be there, by role."""
     download_environment: dict[str, str]
     proxy_url: str | None
     ca_bundle: str | None
@@ -190,14 +224,20 @@ class HostPlan:
     """Options of pip and uv that name the package sources."""
     trusted_hosts: tuple[str, ...]
     """Package sources without TLS, which pip has to be told of; the hashes guard what they give."""
-    frontend: FrontendPlan | None
-    tools: EnvironmentPlan | None
+    frontend: FrontendPlan
+    tools: EnvironmentPlan
     program: str
     """Path of the fp8fleet zipapp on the host."""
     engine: EnvironmentPlan | None
     model: ModelPlan | None
     instances: tuple[InstancePlan, ...]
     proxy: ProxyPlan | None
+    gateways: tuple[str, ...]
+    """Names of the hosts that send requests here."""
+
+    def role_absent(self, role: str) -> tuple[str, ...]:
+        """Paths of the files that ``role`` removes: secrets that the inventory no longer has."""
+        return self.absent.get(role, ())
 
     def role_files(self, role: str) -> tuple[PlannedFile, ...]:
         """The files that ``role`` puts in place."""
@@ -206,7 +246,7 @@ class HostPlan:
     @property
     def environments(self) -> tuple[EnvironmentPlan, ...]:
         """The environments in the order in which they are made."""
-        return tuple(e for e in (self.tools, self.engine) if e is not None)
+        return (self.tools, self.engine) if self.engine else (self.tools,)
 
 
 @dataclass(frozen=True)
@@ -235,7 +275,14 @@ def make_plan(fleet: Fleet, root: Path = Path()) -> FleetPlan:
             plans[host.name] = _host_plan(fleet, host, serving, root)
         except OperatorError as error:
             raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+        except _BEYOND_MEANING as error:
+            text = f"{fleet.path}: host {host.name}: {type(error).__name__}: {error}"
+            raise OperatorError(f"{text}; no value of an inventory file can be that") from None
     return FleetPlan(fleet.path, plans)
+
+
+_BEYOND_MEANING = (YAMLError, UnicodeError, RecursionError, ValueError)
+"""What odd Python objects in an inventory, which is code, lead to when they are written out."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +293,10 @@ class _Serving:
     lock: Lock
     pins: str
     manifest: Manifest
+    headers: bytes | None
+    """The model's headers.json."""
+    torrent: bytes | None
+    """The model's model.torrent."""
     model_id: str
     engine: EnvironmentPlan
     instances: tuple[InstancePlan, ...]
@@ -275,12 +326,45 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
             lock,
             pinned_part(lock, spec.engine_pins),
             manifest,
+            _headers(root / spec.model_manifest),
+            _torrent(root / spec.model_manifest),
             model_id,
             engine,
             instances,
         )
     except OperatorError as error:
         raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+    except _BEYOND_MEANING as error:
+        text = f"{fleet.path}: host {host.name}: {type(error).__name__}: {error}"
+        raise OperatorError(f"{text}; no value of an inventory file can be that") from None
+
+
+def _torrent(manifest: Path) -> bytes | None:
+    path = manifest.with_name(TORRENT)
+    try:
+        return path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise OperatorError(f"{path}: cannot be read: {error}") from None
+
+
+def _headers(manifest: Path) -> bytes | None:
+    """The headers that are stored beside a manifest; None: there are none."""
+    path = manifest.with_name(HEADERS)
+    try:
+        status = path.stat()
+        return _checked_headers(path, status.st_mtime_ns, status.st_size)
+    except FileNotFoundError:
+        return None
+    except (OSError, HeaderError) as error:
+        raise OperatorError(f"{error}: create the manifest anew, or remove {path}") from None
+
+
+@functools.cache
+def _checked_headers(path: Path, mtime_ns: int, size: int) -> bytes:
+    """Read and check a headers.json: once for all hosts, a large model's are some 10 MB."""
+    del mtime_ns, size
+    read_headers(path)
+    return path.read_bytes()
 
 
 def _check_release(spec: HostSpec, release: Release) -> None:
@@ -412,7 +496,7 @@ def _instance(
         options=options,
         options_file=f"{base}.yaml",
         environment_file=f"{base}.env",
-        key_file=f"{base}.key" if spec.api_key else None,
+        key_file=_key_file(instance.name) if spec.api_key else None,
         marker=f"{RUN_DIRECTORY}/{instance.name}.ready",
         start_timeout_s=spec.start_timeout,
         warm_up_concurrency=spec.warm_up_concurrency,
@@ -425,14 +509,16 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
     spec = host.spec
     platform = catalog.platforms()[spec.platform]
     own = serving.get(host.name)
+    gateways = tuple(other.name for other in fleet.hosts if other.is_gateway)
     tools_lock = read_lock(root / spec.tools_requirements)
     tools = _tools(spec, tools_lock)
     program = f"{spec.install_directory}/bin/{zipapp_name()}"
-    model = _model(spec, own.manifest) if own else None
+    peer, note = _peer(fleet, host, serving) if own else (None, None)
+    model = _model(spec, own, peer, note) if own else None
     files = [*_host_files(spec, platform)]
     files += _conda_files(own, tools, tools_lock, program)
     if own and model:
-        files += _model_files(spec, own.manifest, model)
+        files += _model_files(spec, own, model, tools, program)
         files += [f for i in own.instances for f in _instance_files(spec, own, i, model)]
     proxy, proxy_files = _proxy(fleet, host, platform, serving)
     files += proxy_files
@@ -440,13 +526,14 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         name=host.name,
         platform=spec.platform,
         family=platform.family,
-        packages=platform.packages,
+        packages=_packages(platform, own is not None, proxy is not None),
         service_user=spec.service_user,
         no_login_shell="/usr/sbin/nologin" if platform.family == "apt" else "/sbin/nologin",
         sysctl={key: str(value) for key, value in spec.sysctl.items()},
         home=_home(spec),
         directories=_directories(spec, model),
         files=tuple(files),
+        absent=_absent(spec, own, model),
         download_environment=_download_environment(spec),
         proxy_url=spec.proxy,
         ca_bundle=spec.ca_bundle,
@@ -459,7 +546,34 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         model=model,
         instances=own.instances if own else (),
         proxy=proxy,
+        gateways=() if host.is_gateway else gateways,
     )
+
+
+def _packages(platform: Platform, serves: bool, proxies: bool) -> tuple[str, ...]:
+    names = [*platform.packages]
+    names += platform.serving_packages if serves else ()
+    names += platform.proxy_packages if proxies else ()
+    return tuple(sorted(names))
+
+
+def _absent(
+    spec: HostSpec, own: _Serving | None, model: ModelPlan | None
+) -> dict[str, tuple[str, ...]]:
+    absent: dict[str, tuple[str, ...]] = {}
+    if own and not spec.api_key:
+        absent["vllm"] = tuple(_key_file(instance.name) for instance in own.instances)
+    if model and not spec.model_token:
+        absent["model"] = (_token_file(model.name, model.revision),)
+    return absent
+
+
+def _key_file(instance: str) -> str:
+    return f"{CONFIG_DIRECTORY}/instances/{instance}.key"
+
+
+def _token_file(model: str, revision: str) -> str:
+    return f"{CONFIG_DIRECTORY}/models/{model}-{revision}.token"
 
 
 def _home(spec: HostSpec) -> str:
@@ -540,7 +654,8 @@ def _conda_files(
     return files
 
 
-def _model(spec: HostSpec, manifest: Manifest) -> ModelPlan:
+def _model(spec: HostSpec, own: _Serving, peer: PeerPlan | None, note: str | None) -> ModelPlan:
+    manifest = own.manifest
     name = f"{manifest.name}-{manifest.revision}"
     return ModelPlan(
         name=manifest.name,
@@ -549,18 +664,58 @@ def _model(spec: HostSpec, manifest: Manifest) -> ModelPlan:
         directory=f"{spec.model_directory}/{manifest.name}/{manifest.revision}",
         size=manifest.total_bytes,
         files=len(manifest.files),
-        token=f"{CONFIG_DIRECTORY}/models/{name}.token" if spec.model_token else None,
+        token=_token_file(manifest.name, manifest.revision) if spec.model_token else None,
+        headers=f"{CONFIG_DIRECTORY}/models/{name}.headers.json" if own.headers else None,
+        rate_limit=spec.model_rate_limit,
+        peer=peer,
+        note=note,
     )
 
 
-def _model_files(spec: HostSpec, manifest: Manifest, model: ModelPlan) -> list[PlannedFile]:
-    sources = spec.model_sources or tuple(manifest.sources)
+def _peer(
+    fleet: Fleet, host: FleetHost, serving: dict[str, _Serving]
+) -> tuple[PeerPlan | None, str | None]:
+    """How ``host`` shares its model, or why it does not; neither where it is not asked for."""
+    own = serving[host.name]
+    shares = [
+        f"{_bracketed(other.spec.storage_address)}:{other.spec.peer_port}"
+        for other in fleet.hosts
+        if other.spec.peer_transfer
+        and other.spec.storage_address
+        and other.name in serving
+        and serving[other.name].manifest.digest == own.manifest.digest
+    ]
+    if not host.spec.peer_transfer or not host.spec.storage_address or len(shares) < 2:
+        return None, None
+    if own.torrent is None:
+        return None, "not shared between hosts: make model.torrent (fp8fleet manifest torrent)"
+    name = f"{own.manifest.name}-{own.manifest.revision}"
+    listen = f"{_bracketed(host.spec.storage_address)}:{host.spec.peer_port}"
+    return PeerPlan(f"{CONFIG_DIRECTORY}/models/{name}.torrent", listen, tuple(shares)), None
+
+
+def _model_files(
+    spec: HostSpec, own: _Serving, model: ModelPlan, tools: EnvironmentPlan, program: str
+) -> list[PlannedFile]:
+    sources = spec.model_sources or tuple(own.manifest.sources)
     if not sources:
         raise OperatorError(
             f"model_sources is not set and {spec.model_manifest} names no sources: set one"
         )
-    text = render.manifest_text(manifest, sources)
+    text = render.manifest_text(own.manifest, sources)
     files = [PlannedFile("model", model.manifest, text.encode())]
+    if own.headers and model.headers:
+        files.append(PlannedFile("model", model.headers, own.headers))
+    if own.torrent and model.peer:
+        files.append(PlannedFile("model", model.peer.torrent, own.torrent))
+        values = {
+            "spec": spec,
+            "model": model,
+            "peer": model.peer,
+            "digest": hashlib.sha256(own.torrent).hexdigest(),
+            "run": f"{tools.interpreter} {program}",
+        }
+        files.append(_file("model", f"{UNIT_DIRECTORY}/{PEER_UNIT}", values))
     if spec.model_token and model.token:
         files.append(_secret_file("model", model.token, spec.model_token))
     return files
@@ -650,7 +805,6 @@ def _proxy(
     }
     digest = _digest(render.template("nginx/nginx.conf.j2", values | {"digest": ""}))
     files = [_file("nginx", "/etc/nginx/nginx.conf", values | {"digest": digest})]
-    address = host.spec.service_address or host.ssh_hostname
     proxy = ProxyPlan(
         listen=host.spec.nginx_listen,
         status_port=host.spec.nginx_status_port,
@@ -658,7 +812,7 @@ def _proxy(
         upstreams=upstreams,
         digest=digest,
         api_key=host.spec.api_key,
-        url=f"http://{address}:{host.spec.nginx_listen}",
+        address=host.ssh_hostname,
     )
     return proxy, files
 

@@ -9,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 HOST_MODULES = (
+    "architecture",
+    "checkpoint",
     "errors",
     "fetch/__init__",
     "fetch/check",
@@ -25,12 +27,19 @@ HOST_MODULES = (
     "fetch/sources",
     "fetch/swarm",
     "fetch/web",
+    "findings",
+    "headers",
     "hostcli",
+    "inspect_cli",
     "manifest",
     "peers",
+    "quantization",
+    "quantized",
     "ready",
+    "schemes",
     "secrets",
     "seed",
+    "tensor_parallel",
     "toml",
 )
 """What `hostcli` imports, no more: a change of another module gives hosts no new file."""

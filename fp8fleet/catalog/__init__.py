@@ -41,6 +41,11 @@ class Platform(_Entry):
     family: str
     glibc: str
     packages: tuple[str, ...]
+    """On every host."""
+    serving_packages: tuple[str, ...]
+    """On hosts with servers: a C++ compiler for kernels compiled at run time, NUMA."""
+    proxy_packages: tuple[str, ...]
+    """On hosts with the proxy."""
 
 
 class CudaCompiler(_Entry):

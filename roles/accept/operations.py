@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
 
-from fp8fleet.accept import check_endpoint
+from fabric.tunnels import TunnelManager
 from pyinfra import host, logger, state
 from pyinfra.api import FunctionCommand, operation
 
+from fp8fleet.accept import check_endpoint
 from fp8fleet.plan import ProxyPlan
 from roles.operations import failed
 
 TIMEOUT_S = 120.0
+CONNECT_S = 5.0
 
 
 @operation()
-def endpoint_answers(proxy: ProxyPlan) -> Iterator[FunctionCommand]:
+def endpoint_answers(proxy: ProxyPlan | None) -> Iterator[FunctionCommand]:
     """Ask the endpoint as a client would.
 
     Runs when operations are executed, not when they are prepared: before, nothing may answer yet.
     """
-    if not state.is_executing:
+    if proxy is None or not state.is_executing:
         return
     key = proxy.api_key.resolve() if proxy.api_key else None
-    results = check_endpoint(proxy.url, proxy.model_id, key, TIMEOUT_S)
+    with _reachable(proxy) as url:
+        results = check_endpoint(url, proxy.model_id, key, TIMEOUT_S)
     for result in results:
         mark = "pass" if result.passed else "FAIL"
         logger.info(f"{host.print_prefix}{mark}  {result.name}: {result.evidence}")
@@ -31,3 +37,32 @@ def endpoint_answers(proxy: ProxyPlan) -> Iterator[FunctionCommand]:
         if not result.passed:
             yield failed(f"acceptance: {proxy.url}: {result.name}: {result.evidence}")
             return
+
+
+@contextmanager
+def _reachable(proxy: ProxyPlan) -> Iterator[str]:
+    """The proxy's base URL, or one through the SSH connection where only that leads to it."""
+    client = getattr(host.connector, "client", None)
+    if client is None or _connects(proxy.address, proxy.listen):
+        yield proxy.url
+        return
+    logger.info(f"{host.print_prefix}{proxy.url} is not reached from here: asked through SSH")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    finished = Event()
+    remote = ("127.0.0.1", proxy.listen)
+    tunnel = TunnelManager("127.0.0.1", port, *remote, client.get_transport(), finished)
+    tunnel.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        finished.set()
+        tunnel.join()
+
+
+def _connects(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), CONNECT_S).close()
+    except OSError:
+        return False
+    return True

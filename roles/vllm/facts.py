@@ -18,35 +18,44 @@ class ServerState:
     enabled: bool
     needs_reload: bool
     """systemd has not read the unit file as it is now."""
-    started_from_present_files: bool
+    started_from: dict[str, str]
+    """SHA256 of the files that the present start was made of, by path."""
     ready: bool
     """This very start was proved ready, and /health answers."""
+    port_holder: str | None
+    """Another unit of fp8fleet that listens on the server's port."""
 
 
 class Server(FactBase[ServerState]):
     """The state of the server ``unit``; ``check`` is the command that says whether it is ready."""
 
-    def command(self, unit: str, instance: str, check: str) -> str:
+    def command(self, unit: str, instance: str, port: int, check: str) -> str:
         properties = "ActiveState,SubState,UnitFileState,NeedDaemonReload"
         started = f"{RUN_DIRECTORY}/{instance}.started"
         return (
             f"systemctl show {shlex.quote(unit)} -p {properties}; "
-            f"sha256sum -c --status {started} 2>/dev/null && echo Started=present; "
-            f"{check} >/dev/null 2>&1 && echo Ready=yes; true"
+            f"sed 's/^/Started=/' {started} 2>/dev/null; "
+            f"{check} >/dev/null 2>&1 && echo Ready=yes; "
+            f"for p in $(ss -Hltnp 'sport = :{port}' 2>/dev/null | grep -o 'pid=[0-9]*'); do "
+            "grep -o 'fp8fleet-[^/]*[.]service' /proc/${p#pid=}/cgroup | head -n 1 | "
+            "sed 's/^/Holder=/'; done; true"
         )
 
     @staticmethod
     def default() -> ServerState:
-        return ServerState(False, False, False, False, False)
+        return ServerState(False, False, False, {}, False, None)
 
     def process(self, output: list[str]) -> ServerState:
-        values = dict(line.split("=", 1) for line in output if "=" in line)
+        pairs = [line.split("=", 1) for line in output if "=" in line]
+        values = dict(pairs)
+        started = [value.split(None, 1) for key, value in pairs if key == "Started"]
         return ServerState(
             active=(values.get("ActiveState"), values.get("SubState")) == ("active", "running"),
             enabled=values.get("UnitFileState") == "enabled",
             needs_reload=values.get("NeedDaemonReload") == "yes",
-            started_from_present_files=values.get("Started") == "present",
+            started_from={entry[1]: entry[0] for entry in started if len(entry) == 2},
             ready=values.get("Ready") == "yes",
+            port_holder=values.get("Holder"),
         )
 
 

@@ -74,14 +74,19 @@ def test_a_host_behind_a_bastion_is_reached(fleet: Fleet, tmp_path: Path) -> Non
     command("fp8fleet", "lab", "create", OTHER)
     config = tmp_path / "ssh_config"
     config.write_text(
-        f"Host {named(MAIN).address}\n  ProxyJump root@{named(OTHER).address}\n"
+        f"Host behind\n  HostName {named(MAIN).address}\n"
+        f"  ProxyJump root@{named(OTHER).address}\n"
         f"Host *\n  IdentityFile {site.client_key()}\n"
         f"  UserKnownHostsFile {site.known_hosts()}\n  StrictHostKeyChecking yes\n"
     )
-    inventory = fleet.inventory(ssh_config_file=str(config))
+    behind = {MAIN: {"ssh_hostname": "behind"}}
+    inventory = fleet.inventory(hosts=behind, ssh_config_file=str(config))
     sources = command("pyinfra", *GROUP_DATA, "-y", inventory, "exec", "--", "echo $SSH_CLIENT")
     assert sources.code == 0, sources.text
     assert f"{named(OTHER).address} " in sources.text, "the connection comes from the bastion"
+    done = fleet.full(inventory)
+    assert done.code == 0, done.text
+    assert "asked through SSH" in done.err
 
 
 def test_a_host_with_another_key_than_the_known_one_is_refused(
@@ -108,6 +113,10 @@ gateway = ([("{OTHER}", {{"ssh_hostname": "{named(OTHER).address}"}})],
     done = fleet.full(inventory)
     assert done.code == 0, done.text
     assert f"{address}:8000" in ssh(MAIN, "ss -Hltn 'sport = :8000'")
+    names = [op["name"] for op in done.results["operations"]]
+    assert names.index("vLLM | Server 1") < names.index("Nginx | Configuration")
     assert complete(url(OTHER)).status_code == 200
+    assert ssh(MAIN, "systemctl is-active nginx.service || true") == "inactive"
+    assert ssh(OTHER, "command -v g++ || echo none") == "none"
     again = fleet.full(inventory)
     assert (again.code, again.changed) == (0, []), again.text

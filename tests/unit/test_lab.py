@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from fp8fleet.cli import main
 from fp8fleet.errors import CheckFailed, OperatorError
+from lab import cli as lab_cli
 from lab import machine
 from lab.cli import wanted_hosts
 from lab.hosts import in_order
 from lab.processes import alive, recorded, run
-from lab.site import Site, build_once, cache_dir, host, named, site, write_site
+from lab.site import LabHost, Site, build_once, cache_dir, host, named, site, write_site
 from lab.webserver import AccessLine, index_page
 
 OFFER = Site(
@@ -98,6 +101,40 @@ def test_what_the_lab_offers_is_read_as_it_was_written(
     monkeypatch.setattr("lab.site.lab_dir", lambda: tmp_path)
     write_site(OFFER)
     assert site() == OFFER
+
+
+@pytest.fixture
+def destroyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the hosts whose disks the commands of this test would throw away."""
+    names: list[str] = []
+    monkeypatch.setattr("lab.site.lab_dir", lambda: tmp_path)
+    monkeypatch.setenv("FP8FLEET_LAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("lab.hosts.destroy", names.append)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("lab-1", (host(2),)), ("lab-2", (host(1),)), ("lab-3", (host(1), host(2)))]
+)
+def test_a_destroyed_host_is_no_longer_offered(
+    destroyed: list[str], name: str, left: tuple[LabHost, ...]
+) -> None:
+    write_site(OFFER)
+    assert main(["lab", "destroy", name]) == 0
+    assert destroyed == [name]
+    assert site() == OFFER.model_copy(update={"hosts": left})
+
+
+def test_a_host_of_a_lab_that_is_down_can_be_destroyed(destroyed: list[str]) -> None:
+    assert main(["lab", "destroy", "lab-1"]) == 0
+    assert destroyed == ["lab-1"]
+    with pytest.raises(OperatorError, match="the lab is not up"):
+        site()
+
+
+def test_the_lab_offers_what_hosts_of_every_kind_install() -> None:
+    assert {"curl", "g++", "nginx"} <= set(lab_cli._host_packages())
 
 
 def test_the_cache_is_where_the_environment_says(
@@ -211,6 +248,52 @@ def test_without_apt_the_lab_says_that_it_needs_a_debian_family_machine(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda tool: None)
     assert (machine.missing() or "").startswith("the lab needs a Debian-family machine")
+
+
+@pytest.fixture
+def ubuntu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that could run the lab but is no Debian 12."""
+    release = {"ID": "ubuntu", "VERSION_CODENAME": "noble", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"}
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
+    for check in ("_overlay_fault", "_cgroup_fault"):
+        monkeypatch.setattr(machine, check, lambda: None)
+    monkeypatch.delenv("FP8FLEET_LAB_DEBIAN", raising=False)
+
+
+@pytest.mark.usefixtures("ubuntu")
+def test_a_machine_that_is_not_debian_12_is_told_to_name_a_debian_mirror() -> None:
+    assert machine.missing() == (
+        "the lab's hosts are Debian 12 and this machine is Ubuntu 24.04.1 LTS: "
+        "set FP8FLEET_LAB_DEBIAN to a Debian mirror, such as http://MIRROR/debian"
+    )
+
+
+@pytest.mark.usefixtures("ubuntu")
+def test_with_a_debian_mirror_any_debian_family_machine_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FP8FLEET_LAB_DEBIAN", "http://mirror.test/debian")
+    assert machine.missing() is None
+
+
+@pytest.mark.usefixtures("ubuntu")
+@pytest.mark.parametrize("value", ["mirror.test/debian", "http://mirror.test/debian sid"])
+def test_a_debian_mirror_that_is_no_url_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("FP8FLEET_LAB_DEBIAN", value)
+    assert machine.missing() == (
+        f"FP8FLEET_LAB_DEBIAN is {value!r}: expected a URL such as http://MIRROR/debian"
+    )
+
+
+@pytest.mark.usefixtures("ubuntu")
+def test_debian_12_needs_no_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    debian = {"ID": "debian", "VERSION_CODENAME": "bookworm", "PRETTY_NAME": "Debian 12"}
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: debian)
+    assert machine.missing() is None
 
 
 def test_a_folders_page_links_its_entries_with_escaped_names(tmp_path: Path) -> None:
