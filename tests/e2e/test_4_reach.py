@@ -104,7 +104,8 @@ def test_a_host_with_another_key_than_the_known_one_is_refused(
 
 def test_a_gateway_elsewhere_reaches_the_server_by_its_service_address(fleet: Fleet) -> None:
     gateway = f"""
-gateway = ([("{OTHER}", {{"ssh_hostname": "{named(OTHER).address}"}})],
+_gateway = {{"ssh_hostname": "{named(OTHER).address}", "platform": "debian-12"}}
+gateway = ([("{OTHER}", _gateway)],
     {{key: value for key, value in _data.items() if not key.startswith(("engine_", "model_"))
       and key not in ("instances", "accelerator")}})
 """
