@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
-from fp8fleet.plan import EnvironmentPlan, HostPlan
+from fp8fleet.plan import STAMP, EnvironmentPlan, HostPlan
 from roles.facts import PathStates
 from roles.operations import streamed
 
@@ -73,13 +73,13 @@ def engine_environment(plan: HostPlan) -> Iterator[StringCommand]:
 
 
 def _is_whole(prefix: str) -> bool:
-    stamp = f"{prefix}/.fp8fleet-whole"
+    stamp = f"{prefix}/{STAMP}"
     state = host.get_fact(PathStates, paths=[stamp]).get(stamp)
     return state is not None and state.kind == "file"
 
 
 def _stamp(prefix: str) -> StringCommand:
-    return StringCommand(f"sync && touch {prefix}/.fp8fleet-whole")
+    return StringCommand(f"sync && touch {prefix}/{STAMP}")
 
 
 def _create(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringCommand]:
