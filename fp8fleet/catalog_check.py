@@ -124,8 +124,9 @@ def _easier(target: Target) -> Iterator[tuple[str, Target]]:
         newer = f"with driver {max(floors)} or newer"
         yield newer, replace(target, driver=None)
         if target.pins:
-            yield f"{newer} and without {' '.join(target.pins)}", replace(
-                target, driver=None, pins=()
+            yield (
+                f"{newer} and without {' '.join(target.pins)}",
+                replace(target, driver=None, pins=()),
             )
     if target.fp8_block:
         yield "with a BF16 checkpoint", replace(target, fp8_block=False)
@@ -209,16 +210,17 @@ def _pins(name: str, release: Release, target: Target) -> Iterator[Verdict]:
 
 
 def _gemma4(name: str, release: Release, target: Target) -> Iterator[Verdict]:
+    floor = release.transformers_gemma4
     for pin in target.pins:
         package, _, version = pin.partition("==")
-        floor = release.transformers_gemma4
-        if package.lower() == "transformers" and floor:
-            if not SpecifierSet(floor).contains(version, prereleases=True):
-                yield _warning(
-                    "gemma4",
-                    f"engine_pins = {pin!r}: Gemma 4 needs transformers{floor} with {title(name)}",
-                    "drop the pin where Gemma 4 is served",
-                )
+        if not floor or package.lower() != "transformers":
+            continue
+        if not SpecifierSet(floor).contains(version, prereleases=True):
+            yield _warning(
+                "gemma4",
+                f"engine_pins = {pin!r}: Gemma 4 needs transformers{floor} with {title(name)}",
+                "drop the pin where Gemma 4 is served",
+            )
 
 
 def _driver(name: str, release: Release, target: Target) -> Iterator[Verdict]:

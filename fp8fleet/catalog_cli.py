@@ -86,9 +86,7 @@ def _check(arguments: argparse.Namespace) -> int:
     return 1 if refused else 0
 
 
-def _say(
-    name: str, verdicts: Iterable[Verdict], newest: str, refused: bool, as_json: bool
-) -> None:
+def _say(name: str, verdicts: Iterable[Verdict], newest: str, refused: bool, as_json: bool) -> None:
     if as_json:
         report = {
             "release": name,
@@ -131,7 +129,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _tables() -> Iterable[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     """Heading, columns and rows of each table."""
-    releases = [
+    releases: list[tuple[str, ...]] = [
         (n, r.python, r.torch, r.cuda or "-", r.glibc, r.pydantic, r.transformers_gemma4 or "no",
          "; ".join(trap.reason for trap in r.traps), r.source)
         for n, r in catalog.releases().items()
@@ -141,7 +139,7 @@ def _tables() -> Iterable[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         ("Name", "Python", "torch", "CUDA", "glibc", "pydantic", "Gemma 4", "Traps", "Source"),
         releases,
     )
-    accelerators = [
+    accelerators: list[tuple[str, ...]] = [
         (n, a.vendor, a.compute_capability or "-", str(a.memory_mib or "-"), a.fp8_block,
          " ".join(a.pci), a.source)
         for n, a in catalog.accelerators().items()
@@ -151,12 +149,12 @@ def _tables() -> Iterable[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         ("Name", "Vendor", "Capability", "MiB", "Block FP8", "PCI ids", "Source"),
         accelerators,
     )
-    platforms = [
+    platforms: list[tuple[str, ...]] = [
         (n, p.family, p.glibc, " ".join(p.packages), p.source)
         for n, p in catalog.platforms().items()
     ]
     yield ("platform", ("Name", "Packages by", "glibc", "Packages", "Source"), platforms)
-    options = [
+    options: list[tuple[str, ...]] = [
         (n, ", ".join(o.accepted) or "never", o.instead, o.source)
         for n, o in catalog.serve_options().items()
     ]

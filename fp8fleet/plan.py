@@ -377,7 +377,9 @@ def _check_release(spec: HostSpec, target: Target) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for instance in spec.instances:
         dtype = instance.options.get("kv-cache-dtype")
-        own = replace(target, kv_cache_dtype=dtype and str(dtype), options=instance.options)
+        own = replace(
+            target, kv_cache_dtype=str(dtype) if dtype else None, options=instance.options
+        )
         for verdict in check(spec.engine_release, own):
             if verdict.severity == "error":
                 raise OperatorError(f"{verdict} ({advice(spec.engine_release, own)})")

@@ -434,7 +434,8 @@ def _disk(row: list[str]) -> Disk:
 
 def _packages(parts: Mapping[str, Part]) -> Packages:
     part = _part(parts, "packages")
-    broken, unfinished = [], []
+    broken: list[str] = []
+    unfinished: list[str] = []
     for row in _rows(parts, "packages", 3):
         if row[0] == "family" or len(row) != 3:
             continue
@@ -491,14 +492,14 @@ def _accelerators(parts: Mapping[str, Part]) -> Accelerators:
     version = re.search(r"Module(?: for \w+)?\s+(\d[\d.]+)", _part(parts, "modules").text)
     fabric = _settings(_part(parts, "fabric"))
     told = re.search(r"Fabric Manager version is\s*:\s*(\S+)", _part(parts, "fabric").text)
-    ascend = dict(
-        line.split("=", 1) for line in _after(parts, "ascend", "driver") if "=" in line
-    )
+    ascend = dict(line.split("=", 1) for line in _after(parts, "ascend", "driver") if "=" in line)
     return Accelerators(
         pci=pci,
         modules=tuple(_after(parts, "modules", "loaded")),
         module_version=version[1] if version else None,
-        kernels={row[0]: len(row) > 1 for row in map(str.split, _after(parts, "modules", "kernel"))},
+        kernels={
+            row[0]: len(row) > 1 for row in map(str.split, _after(parts, "modules", "kernel"))
+        },
         nvidia_tool=_tool(_part(parts, "smi")),
         npu_tool=_tool(_part(parts, "npu")),
         devices=devices,
@@ -562,7 +563,9 @@ def _gpus(parts: Mapping[str, Part]) -> tuple[Device, ...]:
     if header is None:
         return ()
     rows = csv.DictReader(lines[header:], skipinitialspace=True)
-    return tuple(_gpu({re.sub(r" \[.*", "", k): v or "" for k, v in row.items() if k}) for row in rows)
+    return tuple(
+        _gpu({re.sub(r" \[.*", "", k): v or "" for k, v in row.items() if k}) for row in rows
+    )
 
 
 def _gpu(row: Mapping[str, str]) -> Device:
@@ -617,9 +620,9 @@ def _topology(part: Part, count: int) -> tuple[tuple[tuple[str, ...], ...], dict
         elif match and columns:
             cells, end = _cells(match[2], columns)
             links.append(tuple(cells[:count]))
-            node = re.match(r"[\d,\-\s]*?\t+\s*(\d+)\b", match[2][end:].lstrip(" "))
-            if node:
-                numa[int(match[1])] = int(node[1])
+            affinities = match[2][end:].split("\t")  # "", CPUs, NUMA node, ...
+            if len(affinities) > 2 and affinities[2].strip().isdigit():
+                numa[int(match[1])] = int(affinities[2])
     whole = len(links) == count and all(len(row) == count for row in links)
     return (tuple(links) if whole else ()), numa
 
@@ -718,5 +721,3 @@ def _firewall(parts: Mapping[str, Part]) -> tuple[str | None, tuple[str, ...]]:
         rules = (re.match(r"(\d+(?:/\w+)?)\s+ALLOW", line) for line in ufw)
         return "ufw", tuple(rule[1] for rule in rules if rule)
     return None, ()
-
-
