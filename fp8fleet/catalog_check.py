@@ -95,6 +95,7 @@ def newest_fitting(distribution: str, target: Target) -> str | None:
 def advice(name: str, target: Target) -> str:
     """One line: the newest release that fits, or what would have to change for one to fit."""
     distribution = _distribution_for(name, target)
+    target = replace(target, options={}, kv_cache_dtype=None)  # easier to change than a release
     found = newest_fitting(distribution, target)
     if found:
         return f"the newest that fits is {found}"
@@ -117,24 +118,24 @@ def _distribution_for(name: str, target: Target) -> str:
 
 def _easier(target: Target) -> Iterator[tuple[str, Target]]:
     """What an operator could change, the cheapest first."""
+    without = f"without {' '.join(target.pins)}"
+    floors = [cuda.driver for cuda in catalog.cuda_versions().values()]
+    newer = f"with driver {max(floors, key=Version)} or newer"
     if target.pins:
-        yield f"without {' '.join(target.pins)}", replace(target, pins=())
+        yield without, replace(target, pins=())
     if target.driver:
-        floors = [Version(cuda.driver) for cuda in catalog.cuda_versions().values()]
-        newer = f"with driver {max(floors)} or newer"
         yield newer, replace(target, driver=None)
-        if target.pins:
-            yield (
-                f"{newer} and without {' '.join(target.pins)}",
-                replace(target, driver=None, pins=()),
-            )
+    if target.driver and target.pins:
+        yield f"{newer} and {without}", replace(target, driver=None, pins=())
+    if target.python:
+        yield "with another Python", replace(target, python=None)
     if target.fp8_block:
         yield "with a BF16 checkpoint", replace(target, fp8_block=False)
     if target.build == "wheel":
-        yield (
-            "in a container or an environment built from source (engine_build = 'source')",
-            replace(target, build="source", driver=None, pins=()),
-        )
+        words = [newer] if target.driver else []
+        words += [without] if target.pins else []
+        words.append("built on the host (engine_build = 'source') or in a container")
+        yield " and ".join(words), replace(target, build="source", driver=None, pins=())
 
 
 def _error(gate: str, message: str, remedy: str) -> Verdict:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from fp8fleet import catalog
 from fp8fleet.catalog_check import Target, Verdict, advice, check, is_version, title
@@ -52,9 +50,7 @@ def _default(key: str) -> str:
 
 def _known(kind: str, name: str, table: Mapping[str, Any]) -> str:
     if name not in table:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(table))}"
-        raise OperatorError(f"{kind} {name}: unknown; {hint}")
+        raise OperatorError(f"{kind} {name}: unknown; known are {', '.join(table)}")
     return name
 
 
@@ -116,46 +112,55 @@ def _list(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(plain, indent=1))
         return 0
-    console = Console(highlight=False)
-    for heading, columns, rows in _tables():
-        table = Table(title=heading, title_justify="left")
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    console = Console(soft_wrap=True, highlight=False)
+    for heading, entries in _texts():
+        console.print(f"[bold]{heading}[/bold]")
+        for name, facts in entries:
+            console.print(f"  {name:<24} {facts[0]}", markup=False)
+            for fact in facts[1:]:
+                console.print(f"  {'':<24} {fact}", markup=False)
     return 0
 
 
-def _tables() -> Iterable[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-    """Heading, columns and rows of each table."""
-    releases: list[tuple[str, ...]] = [
-        (n, r.python, r.torch, r.cuda or "-", r.glibc, r.pydantic, r.transformers_gemma4 or "no",
-         "; ".join(trap.reason for trap in r.traps), r.source)
-        for n, r in catalog.releases().items()
-    ]  # fmt: skip
-    yield (
-        "engine_release",
-        ("Name", "Python", "torch", "CUDA", "glibc", "pydantic", "Gemma 4", "Traps", "Source"),
-        releases,
-    )
-    accelerators: list[tuple[str, ...]] = [
-        (n, a.vendor, a.compute_capability or "-", str(a.memory_mib or "-"), a.fp8_block,
-         " ".join(a.pci), a.source)
-        for n, a in catalog.accelerators().items()
-    ]  # fmt: skip
-    yield (
-        "accelerator",
-        ("Name", "Vendor", "Capability", "MiB", "Block FP8", "PCI ids", "Source"),
-        accelerators,
-    )
-    platforms: list[tuple[str, ...]] = [
-        (n, p.family, p.glibc, " ".join(p.packages), p.source)
+_Texts = list[tuple[str, list[str]]]
+
+
+def _texts() -> Iterable[tuple[str, _Texts]]:
+    """Headings with their entries: name and lines."""
+    yield "engine_release", [(n, _release(r)) for n, r in catalog.releases().items()]
+    yield "accelerator", [(n, _accelerator(a)) for n, a in catalog.accelerators().items()]
+    platforms: _Texts = [
+        (n, [f"{p.family}, glibc {p.glibc}: {' '.join(p.packages)}", f"source: {p.source}"])
         for n, p in catalog.platforms().items()
     ]
-    yield ("platform", ("Name", "Packages by", "glibc", "Packages", "Source"), platforms)
-    options: list[tuple[str, ...]] = [
-        (n, ", ".join(o.accepted) or "never", o.instead, o.source)
+    yield "platform", platforms
+    options: _Texts = [
+        (n, [f"accepted by {' or '.join(o.accepted) or 'no release'}; instead {o.instead}"])
         for n, o in catalog.serve_options().items()
     ]
-    yield ("options", ("Option", "Accepted by", "Instead", "Source"), options)
+    yield "options of vllm serve that come and go", options
+
+
+def _release(release: catalog.Release) -> list[str]:
+    cuda = f"CUDA {release.cuda}" if release.cuda else f"CANN {release.cann}"
+    gemma4 = f"Gemma 4 with transformers{release.transformers_gemma4}"
+    lines = [
+        f"Python {release.python}, torch {release.torch}, {cuda}, pydantic {release.pydantic}",
+        f"wheels: {', '.join(release.architectures) or 'none'}, glibc {release.glibc};"
+        f" {gemma4 if release.transformers_gemma4 else 'no Gemma 4'};"
+        f" {'block FP8' if release.fp8_block else 'no block FP8'}",
+    ]
+    for trap in release.traps:
+        where = trap.architecture or "all architectures"
+        lines.append(f"below glibc {trap.glibc}, {where}: {trap.reason}")
+    return [*lines, f"source: {release.source}"]
+
+
+def _accelerator(accelerator: catalog.Accelerator) -> list[str]:
+    capability = accelerator.compute_capability
+    memory = accelerator.memory_mib
+    facts = [accelerator.vendor, f"block FP8: {accelerator.fp8_block}"]
+    facts += [f"compute capability {capability}"] if capability else []
+    facts += [f"{memory} MiB"] if memory else []
+    facts += [f"PCI {' '.join(accelerator.pci)}"] if accelerator.pci else []
+    return [", ".join(facts), f"source: {accelerator.source}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -89,6 +90,8 @@ def read_hosts(
     """
     from roles.preflight.facts import HostProbe
 
+    # a host that does not answer is told in one line
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     wanted = list(names)
     state = State(inventory, Config())
     facts: dict[str, HostFacts] = {}

@@ -23,8 +23,8 @@ class Session:
     fleet: Fleet
     plan: FleetPlan
     verify_full: bool
-    preflight_full: bool
-    ignored: frozenset[str]
+    preflight_full: bool = False
+    ignored: frozenset[str] = frozenset()
     """Codes of preflight's findings that stop nothing in this run."""
 
 

@@ -15,9 +15,9 @@ from fp8fleet.preflight.findings import (
 
 
 def _processor(case: Case) -> Iterator[Finding]:
-    if case.needs.target.accelerator != "cpu":
-        return
     flags = case.facts.hardware.flags
+    if case.needs.target.accelerator != "cpu" or not flags:
+        return
     model = case.facts.hardware.model
     if case.needs.target.architecture == "x86_64" and "avx2" not in flags:
         yield Finding("cpu-lacks-avx2", model, "a CPU with AVX2", "choose another host")
