@@ -186,7 +186,7 @@ def _held_memory(
     if not holders and not ours:
         # in another PID namespace the driver names no process; a little the driver itself takes
         held = device.used_mib or 0
-        if held <= 0.05 * total:
+        if held <= 0.1 * total:
             return
     if not held and not holders:
         return
@@ -223,7 +223,8 @@ def _links(case: Case) -> Iterator[Finding]:
                 "choose linked devices (`fp8fleet probe` shows them), or more, smaller servers",
             )
         nodes = sorted({facts.device_numa[i] for i in group if i in facts.device_numa})
-        if len(nodes) > 1:
+        # over NVLink or HCCS the nodes don't matter
+        if len(nodes) > 1 and (slow or not facts.links):
             yield Finding(
                 "numa-split",
                 f"server {devices.instance}: devices {numbers(group)} on NUMA nodes"
