@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 demo: $(VENV)/ready  ## a served model on a host made on this machine
 	$(PY) -m lab.demo
 
-test: check  ## everything, the end-to-end part included
+test: check  ## everything but what test-long adds; end-to-end with root
 	$(PY) -m pytest -m "not long"
 
 test-long: check  ## what takes minutes more
@@ -29,11 +29,13 @@ bench: $(VENV)/ready  ## the figures of the docs, measured here
 docs: $(VENV)/ready  ## the pages that are generated from the code
 	$(PY) -m fp8fleet.inventory_docs
 
-locks: $(VENV)/ready  ## the development and tools environments, locked anew
+# Those of the hosts: tools.txt and conda.txt by the command in their first lines, the engines' by
+# `fp8fleet lock`, the lab's by `python -m lab.wheels --relock`.
+locks: $(VENV)/ready  ## locks/dev.txt, the development environment, anew
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links --extra dev -o locks/dev.txt pyproject.toml
 
 $(VENV)/ready: locks/dev.txt pyproject.toml bootstrap.sh
 	sh bootstrap.sh $(VENV)
 
-clean:
+clean:  ## the environment; the lab's disks and cache: docs/lab.md
 	rm -rf $(VENV)

@@ -8,6 +8,8 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +19,12 @@ from rich.console import Console
 
 from fp8fleet import catalog_cli, hostcli, probe_cli
 from fp8fleet.errors import OperatorError
+from fp8fleet.fetch import human_bytes, standard_reporter
 from fp8fleet.inventory import load_fleet, parse_data
 from fp8fleet.locks import make_lock
+from fp8fleet.manifest_create import CreateOptions, create_manifest
 from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile, make_plan
+from fp8fleet.secrets import SecretRef
 from fp8fleet.session import limited
 
 
@@ -28,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     handler: Callable[[argparse.Namespace], int] = arguments.func
     try:
-        return handler(arguments)
+        code = handler(arguments)
+        sys.stdout.flush()
+        return code
     except OperatorError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -36,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # the reader has gone; without this, flushing at exit would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -75,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     catalog_cli.register(subparsers)
     probe_cli.register(subparsers)
     hostcli.register(subparsers)
+    _register_manifest(subparsers)
     _register_lab(subparsers)
     return parser
 
@@ -88,6 +97,83 @@ def _register_lab(subparsers: Any) -> None:
             raise
     else:
         lab_cli.register(subparsers)
+
+
+def _register_manifest(subparsers: argparse._SubParsersAction[Any]) -> None:
+    manifest = subparsers.add_parser("manifest", help="make and check manifests of models")
+    commands: argparse._SubParsersAction[Any] = manifest.add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    hostcli.register_verify(commands)
+    create = commands.add_parser("create", help="make models/NAME/ of files somewhere")
+    create.add_argument("name", metavar="NAME", help="models/NAME/ is written")
+    create.add_argument("--directory", type=Path, metavar="DIR", help="a directory with the files")
+    create.add_argument("--sums", metavar="FILE", help="a SHA256SUMS file or its URL")
+    create.add_argument("--base", metavar="URL", help="with --sums: where the files are")
+    create.add_argument("--hub", metavar="ORG/MODEL", help="Hugging Face, or HF_ENDPOINT's mirror")
+    create.add_argument("--modelscope", metavar="ORG/MODEL", help="ModelScope")
+    create.add_argument(
+        "--revision",
+        metavar="REV",
+        help="with a hub: branch, tag or commit (main, master); else: the manifest's own name of it"
+        " (digits of the content's digest)",
+    )
+    create.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="where hosts fetch the files, in front of the hub or --base; several in order",
+    )
+    create.add_argument(
+        "--include", action="append", default=[], metavar="GLOB", help="beyond the usual files"
+    )
+    create.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out")
+    create.add_argument(
+        "--token",
+        type=_secret,
+        metavar="REF",
+        help="env:NAME or file:/PATH (0600) with the bearer token; --hub also reads HF_TOKEN",
+    )
+    create.add_argument("--force", action="store_true", help="write over a manifest that exists")
+    create.set_defaults(func=_manifest_create)
+
+
+def _secret(text: str) -> SecretRef:
+    try:
+        return SecretRef.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _manifest_create(arguments: argparse.Namespace) -> int:
+    token: SecretRef | None = arguments.token
+    if token is None and arguments.hub and os.environ.get("HF_TOKEN"):
+        token = SecretRef("env", "HF_TOKEN")
+    options = CreateOptions(
+        arguments.name,
+        directory=arguments.directory,
+        sums=arguments.sums,
+        base=arguments.base,
+        hub=arguments.hub,
+        modelscope=arguments.modelscope,
+        revision=arguments.revision,
+        sources=tuple(arguments.source),
+        include=tuple(arguments.include),
+        exclude=tuple(arguments.exclude),
+        token=token.resolve() if token else None,
+        force=arguments.force,
+    )
+    with standard_reporter() as reporter:
+        created = create_manifest(options, reporter)
+    for note in created.notes:
+        print(f"note: {note}")
+    manifest = created.manifest
+    print(
+        f"{created.path}: {len(manifest.files)} files, {human_bytes(manifest.total_bytes)},"
+        f" revision {manifest.revision}, quantization {manifest.quantization}"
+    )
+    return 0
 
 
 def _inventory_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +240,7 @@ def _render(arguments: argparse.Namespace) -> int:
     plan = make_plan(load_fleet(arguments.inventory, parse_data(arguments.data)))
     count = 0
     try:
+        _clear(arguments.out)
         for name, host in plan.hosts.items():
             for file in host.files:
                 target = arguments.out / name / file.path.lstrip("/")
@@ -165,6 +252,22 @@ def _render(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--out {arguments.out}: cannot be written: {error}") from None
     print(f"{count} files of {len(plan.hosts)} hosts in {arguments.out}")
     return 0
+
+
+RENDERED = ".fp8fleet-rendered"
+"""Marks a folder that ``render`` wrote and may therefore replace."""
+
+
+def _clear(folder: Path) -> None:
+    """An empty ``folder``: nothing of an earlier rendering may look like part of this one."""
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / RENDERED).is_file():
+            raise OperatorError(
+                f"--out {folder}: not empty and not written by render: name another"
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RENDERED).touch()
 
 
 def _lock(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The commands that run on hosts, out of the zipapp: fetch, verify, ready."""
+"""The commands that run on hosts, out of the zipapp: fetch, verify, inspect, ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fp8fleet import ready
+from fp8fleet import inspect_cli, ready
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch import FetchOptions, Finding, fetch, human_bytes, standard_reporter, verify
 from fp8fleet.manifest import load_manifest
@@ -20,7 +20,8 @@ from fp8fleet.secrets import SecretRef
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the host's commands to a command line; each sets ``func(Namespace) -> exit code``."""
     _register_fetch(subparsers)
-    _register_verify(subparsers)
+    register_verify(subparsers)
+    inspect_cli.register(subparsers)
     _register_ready(subparsers)
 
 
@@ -40,7 +41,8 @@ def _register_fetch(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.set_defaults(func=_fetch)
 
 
-def _register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``verify MANIFEST DIRECTORY``."""
     parser = subparsers.add_parser("verify", help="check a directory against its manifest")
     parser.add_argument("manifest", type=Path)
     parser.add_argument("directory", type=Path)

@@ -20,11 +20,17 @@ PARTIAL_ORIGIN = ".partial-origin"
 QUARANTINE = ".quarantine"
 STAMP = ".fp8fleet-stamp.json"
 LOCK = ".fp8fleet-lock"
-RESERVED = frozenset({PARTIAL, PARTIAL_ORIGIN, QUARANTINE, STAMP, LOCK})
+INSPECTED = ".fp8fleet-inspected"
+RESERVED = frozenset({PARTIAL, PARTIAL_ORIGIN, QUARANTINE, STAMP, LOCK, INSPECTED})
 """Names at the top of a model directory that belong to the fetcher, not to the model."""
 
 
-def _component(value: str) -> str:
+def check_component(value: str) -> str:
+    """Check a name or a revision, which become directories on hosts.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}", value):
         raise ValueError(
             "it becomes a directory's name: expected 1 to 128 of A-Z a-z 0-9 . _ + -,"
@@ -33,7 +39,15 @@ def _component(value: str) -> str:
     return value
 
 
-def _sha256(value: str) -> str:
+def check_sha256(value: str) -> str:
+    """Check a digest.
+
+    Returns:
+        It in lower case.
+
+    Raises:
+        ValueError: it is not 64 hex digits; says how many it has.
+    """
     if not re.fullmatch(r"[0-9a-fA-F]*", value):
         raise ValueError("is not hexadecimal, expected 64 hex digits as `sha256sum` prints them")
     if len(value) != 64:
@@ -41,7 +55,12 @@ def _sha256(value: str) -> str:
     return value.lower()
 
 
-def _relative_path(value: str) -> str:
+def check_path(value: str) -> str:
+    """Check the path of a model's file: relative, plain, and not one of the fetcher's names.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
     if not value:
         raise ValueError("is empty, expected a path relative to the model directory")
     if not value.isprintable() or "\\" in value:
@@ -88,11 +107,11 @@ class _Strict(BaseModel):
 class ManifestFile(_Strict):
     """One file of the model."""
 
-    path: Annotated[str, AfterValidator(_relative_path)]
+    path: Annotated[str, AfterValidator(check_path)]
     """Path relative to the model directory and to every source."""
     size: Annotated[int, Field(ge=0, strict=True)]
     """Bytes."""
-    sha256: Annotated[str, AfterValidator(_sha256)]
+    sha256: Annotated[str, AfterValidator(check_sha256)]
     """64 lower-case hex digits."""
 
 
@@ -105,8 +124,8 @@ def _not_empty(value: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
 class Manifest(_Strict):
     """What a model consists of."""
 
-    name: Annotated[str, AfterValidator(_component)]
-    revision: Annotated[str, AfterValidator(_component)]
+    name: Annotated[str, AfterValidator(check_component)]
+    revision: Annotated[str, AfterValidator(check_component)]
     quantization: str | None = None
     """The expected quantization, as config.json names it; None when the manifest does not say."""
     sources: tuple[Annotated[str, AfterValidator(check_source)], ...] = ()
@@ -146,6 +165,29 @@ def load_manifest(path: Path) -> Manifest:
         raise OperatorError(_explain(path, text, error)) from None
     _check_paths(path, text, manifest)
     return manifest
+
+
+def manifest_text(manifest: Manifest, comment: str) -> str:
+    """The text of a manifest.toml.
+
+    Args:
+        comment: its first line, without ``#``.
+    """
+    lines = [f"# {comment}"]
+    lines.append(f"name = {_toml_string(manifest.name)}")
+    lines.append(f"revision = {_toml_string(manifest.revision)}")
+    if manifest.quantization:
+        lines.append(f"quantization = {_toml_string(manifest.quantization)}")
+    lines.append("sources = [" + ", ".join(_toml_string(url) for url in manifest.sources) + "]")
+    for file in manifest.files:
+        lines += ["", "[[files]]", f"path = {_toml_string(file.path)}"]
+        lines += [f"size = {file.size}", f'sha256 = "{file.sha256}"']
+    return "\n".join(lines) + "\n"
+
+
+def _toml_string(value: str) -> str:
+    # A JSON string is a TOML basic string.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _check_paths(path: Path, text: str, manifest: Manifest) -> None:

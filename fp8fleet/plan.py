@@ -6,6 +6,7 @@ make it so, `fp8fleet plan` and `fp8fleet render` print it, acceptance proves it
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
 from fp8fleet.catalog_check import Combination, Target, advice, check, is_fp8_block
 from fp8fleet.errors import OperatorError
+from fp8fleet.headers import HEADERS, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import Lock, pinned_part, read_lock
 from fp8fleet.manifest import Manifest, load_manifest
@@ -126,6 +128,8 @@ class ModelPlan:
     """Bytes of all files."""
     files: int
     token: str | None
+    headers: str | None
+    """The stored headers that the shards must have; None: models/ has none."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +247,8 @@ class HostPlan:
     home: str
     directories: tuple[PlannedDirectory, ...]
     files: tuple[PlannedFile, ...]
+    absent: dict[str, tuple[str, ...]]
+    """Paths of files that must not be there, by role."""
     download_environment: dict[str, str]
     proxy_url: str | None
     ca_bundle: str | None
@@ -250,8 +256,8 @@ class HostPlan:
     """Options of pip and uv that name the package sources."""
     trusted_hosts: tuple[str, ...]
     """Package sources without TLS, which pip has to be told of; the hashes guard what they give."""
-    frontend: FrontendPlan | None
-    tools: EnvironmentPlan | None
+    frontend: FrontendPlan
+    tools: EnvironmentPlan
     program: str
     """Path of the fp8fleet zipapp on the host."""
     engine: EnvironmentPlan | None
@@ -261,6 +267,12 @@ class HostPlan:
     requirements: Requirements
     notes: tuple[str, ...]
     """What the operator should know of this plan."""
+    gateways: tuple[str, ...]
+    """Names of the hosts that send requests here."""
+
+    def role_absent(self, role: str) -> tuple[str, ...]:
+        """Paths of the files that ``role`` removes: secrets that the inventory no longer has."""
+        return self.absent.get(role, ())
 
     def role_files(self, role: str) -> tuple[PlannedFile, ...]:
         """The files that ``role`` puts in place."""
@@ -269,7 +281,7 @@ class HostPlan:
     @property
     def environments(self) -> tuple[EnvironmentPlan, ...]:
         """The environments in the order in which they are made."""
-        return tuple(e for e in (self.tools, self.engine) if e is not None)
+        return (self.tools, self.engine) if self.engine else (self.tools,)
 
 
 @dataclass(frozen=True)
@@ -309,6 +321,8 @@ class _Serving:
     lock: Lock
     pins: str
     manifest: Manifest
+    headers: bytes | None
+    """The model's headers.json."""
     model_id: str
     engine: EnvironmentPlan
     instances: tuple[InstancePlan, ...]
@@ -342,6 +356,7 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
             lock,
             pinned_part(lock, spec.engine_pins),
             manifest,
+            _headers(root / spec.model_manifest),
             model_id,
             engine,
             instances,
@@ -350,6 +365,26 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
         )
     except OperatorError as error:
         raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+
+
+def _headers(manifest: Path) -> bytes | None:
+    """The headers that are stored beside a manifest; None: there are none."""
+    path = manifest.with_name(HEADERS)
+    try:
+        status = path.stat()
+        return _checked_headers(path, status.st_mtime_ns, status.st_size)
+    except FileNotFoundError:
+        return None
+    except (OSError, HeaderError) as error:
+        raise OperatorError(f"{error}: create the manifest anew, or remove {path}") from None
+
+
+@functools.cache
+def _checked_headers(path: Path, mtime_ns: int, size: int) -> bytes:
+    """Read and check a headers.json: once for all hosts, a large model's are some 10 MB."""
+    del mtime_ns, size
+    read_headers(path)
+    return path.read_bytes()
 
 
 def _target_of(spec: HostSpec, manifest: Manifest) -> Target:
@@ -501,7 +536,7 @@ def _instance(
         options=options,
         options_file=f"{base}.yaml",
         environment_file=f"{base}.env",
-        key_file=f"{base}.key" if spec.api_key else None,
+        key_file=_key_file(instance.name) if spec.api_key else None,
         marker=f"{RUN_DIRECTORY}/{instance.name}.ready",
         start_timeout_s=spec.start_timeout,
         warm_up_concurrency=spec.warm_up_concurrency,
@@ -514,14 +549,15 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
     spec = host.spec
     platform = catalog.platforms()[spec.platform]
     own = serving.get(host.name)
+    gateways = tuple(other.name for other in fleet.hosts if other.is_gateway)
     tools_lock = read_lock(root / spec.tools_requirements)
     tools = _tools(spec, tools_lock)
     program = f"{spec.install_directory}/bin/{zipapp_name()}"
-    model = _model(spec, own.manifest) if own else None
+    model = _model(spec, own) if own else None
     files = [*_host_files(spec, platform)]
     files += _conda_files(own, tools, tools_lock, program)
     if own and model:
-        files += _model_files(spec, own.manifest, model)
+        files += _model_files(spec, own, model)
         files += [f for i in own.instances for f in _instance_files(spec, own, i, model)]
     proxy, proxy_files = _proxy(fleet, host, platform, serving)
     files += proxy_files
@@ -529,13 +565,14 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         name=host.name,
         platform=spec.platform,
         family=platform.family,
-        packages=platform.packages,
+        packages=_packages(platform, own is not None, proxy is not None),
         service_user=spec.service_user,
         no_login_shell="/usr/sbin/nologin" if platform.family == "apt" else "/sbin/nologin",
         sysctl={key: str(value) for key, value in spec.sysctl.items()},
         home=_home(spec),
         directories=_directories(spec, model),
         files=tuple(files),
+        absent=_absent(spec, own, model),
         download_environment=_download_environment(spec),
         proxy_url=spec.proxy,
         ca_bundle=spec.ca_bundle,
@@ -550,6 +587,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         proxy=proxy,
         requirements=_requirements(spec, own, tools, model, proxy),
         notes=own.notes if own else (),
+        gateways=() if host.is_gateway else gateways,
     )
 
 
@@ -603,6 +641,32 @@ def _ports(own: _Serving | None, proxy: ProxyPlan | None) -> tuple[PlannedPort, 
         ports.append(PlannedPort(proxy.listen, "the proxy", "nginx.service"))
         ports.append(PlannedPort(proxy.status_port, "the proxy's status", "nginx.service"))
     return tuple(ports)
+
+
+def _packages(platform: Platform, serves: bool, proxies: bool) -> tuple[str, ...]:
+    names = [*platform.packages]
+    names += platform.serving_packages if serves else ()
+    names += platform.proxy_packages if proxies else ()
+    return tuple(sorted(names))
+
+
+def _absent(
+    spec: HostSpec, own: _Serving | None, model: ModelPlan | None
+) -> dict[str, tuple[str, ...]]:
+    absent: dict[str, tuple[str, ...]] = {}
+    if own and not spec.api_key:
+        absent["vllm"] = tuple(_key_file(instance.name) for instance in own.instances)
+    if model and not spec.model_token:
+        absent["model"] = (_token_file(model.name, model.revision),)
+    return absent
+
+
+def _key_file(instance: str) -> str:
+    return f"{CONFIG_DIRECTORY}/instances/{instance}.key"
+
+
+def _token_file(model: str, revision: str) -> str:
+    return f"{CONFIG_DIRECTORY}/models/{model}-{revision}.token"
 
 
 def _home(spec: HostSpec) -> str:
@@ -683,7 +747,8 @@ def _conda_files(
     return files
 
 
-def _model(spec: HostSpec, manifest: Manifest) -> ModelPlan:
+def _model(spec: HostSpec, own: _Serving) -> ModelPlan:
+    manifest = own.manifest
     name = f"{manifest.name}-{manifest.revision}"
     return ModelPlan(
         name=manifest.name,
@@ -692,18 +757,21 @@ def _model(spec: HostSpec, manifest: Manifest) -> ModelPlan:
         directory=f"{spec.model_directory}/{manifest.name}/{manifest.revision}",
         size=manifest.total_bytes,
         files=len(manifest.files),
-        token=f"{CONFIG_DIRECTORY}/models/{name}.token" if spec.model_token else None,
+        token=_token_file(manifest.name, manifest.revision) if spec.model_token else None,
+        headers=f"{CONFIG_DIRECTORY}/models/{name}.headers.json" if own.headers else None,
     )
 
 
-def _model_files(spec: HostSpec, manifest: Manifest, model: ModelPlan) -> list[PlannedFile]:
-    sources = spec.model_sources or tuple(manifest.sources)
+def _model_files(spec: HostSpec, own: _Serving, model: ModelPlan) -> list[PlannedFile]:
+    sources = spec.model_sources or tuple(own.manifest.sources)
     if not sources:
         raise OperatorError(
             f"model_sources is not set and {spec.model_manifest} names no sources: set one"
         )
-    text = render.manifest_text(manifest, sources)
+    text = render.manifest_text(own.manifest, sources)
     files = [PlannedFile("model", model.manifest, text.encode())]
+    if own.headers and model.headers:
+        files.append(PlannedFile("model", model.headers, own.headers))
     if spec.model_token and model.token:
         files.append(_secret_file("model", model.token, spec.model_token))
     return files

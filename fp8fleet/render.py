@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fp8fleet import manifest as manifest_module
 from fp8fleet.manifest import Manifest
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
@@ -49,18 +50,6 @@ def environment_text(variables: Mapping[str, str]) -> str:
 
 def manifest_text(manifest: Manifest, sources: Sequence[str]) -> str:
     """The manifest as it lies on a host, with the sources of the inventory."""
-    lines = ["# Manifest of a model, written by fp8fleet; change models/ or the inventory instead."]
-    lines.append(f'name = "{manifest.name}"')
-    lines.append(f'revision = "{manifest.revision}"')
-    if manifest.quantization:
-        lines.append(f'quantization = "{manifest.quantization}"')
-    lines.append("sources = [" + ", ".join(_toml_string(source) for source in sources) + "]")
-    for file in manifest.files:
-        lines += ["", "[[files]]", f"path = {_toml_string(file.path)}"]
-        lines += [f"size = {file.size}", f'sha256 = "{file.sha256}"']
-    return "\n".join(lines) + "\n"
-
-
-def _toml_string(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    own = manifest.model_copy(update={"sources": tuple(sources)})
+    comment = "Manifest of a model, written by fp8fleet; change models/ or the inventory instead."
+    return manifest_module.manifest_text(own, comment)

@@ -8,7 +8,24 @@ import io
 import zipfile
 from pathlib import Path
 
-HOST_MODULES = ("errors", "fetch", "hostcli", "manifest", "ready", "secrets", "toml")
+HOST_MODULES = (
+    "architecture",
+    "checkpoint",
+    "errors",
+    "fetch",
+    "findings",
+    "headers",
+    "hostcli",
+    "inspect_cli",
+    "manifest",
+    "quantization",
+    "quantized",
+    "ready",
+    "schemes",
+    "secrets",
+    "tensor_parallel",
+    "toml",
+)
 """What `hostcli` imports, no more: a change of another module gives hosts no new file."""
 
 _MAIN = b"""import sys

@@ -105,14 +105,18 @@ def _supplies(cache: Path) -> dict[str, Path]:
 
     frontend = conda.build_frontend(cache)
     return {
-        "debian": apt.build_repository(
-            cache, image.build_base(cache), platforms()["debian-12"].packages
-        ),
+        "debian": apt.build_repository(cache, image.build_base(cache), _host_packages()),
         f"frontend/{frontend.name}": frontend,
         "conda": conda.build_channel(cache),
         "wheels": wheels.build_wheelhouse(cache),
         "models/tiny-llama": tiny_model.build(cache),
     }
+
+
+def _host_packages() -> list[str]:
+    """All that a Debian host of any kind installs."""
+    debian = platforms()["debian-12"]
+    return [*debian.packages, *debian.serving_packages, *debian.proxy_packages]
 
 
 def _offer(wanted: Sequence[LabHost], folders: dict[str, Path]) -> Site:
@@ -168,6 +172,11 @@ def _destroy(asked: argparse.Namespace) -> int:
     _need_root()
     with locked():
         hosts.destroy(asked.host)
+        if asked.host in {one.name for one in _listed()}:
+            offer = site()
+            left = tuple(one for one in offer.hosts if one.name != asked.host)
+            write_site(offer.model_copy(update={"hosts": left}))
+    say(f"{asked.host}: gone")
     return 0
 
 

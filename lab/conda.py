@@ -1,7 +1,7 @@
 """The lab's conda: a channel with python and pip, and an installer as sites have one.
 
-Both are made of the python3.11 packages of this machine's own distribution, made relocatable, so
-that they are the same whatever Python runs the lab, and work on a host that has none.
+Both are made of Debian 12's python3.11 packages, made relocatable, so that they are the same
+whatever machine and Python runs the lab, and work on a host that has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import platform
 import pprint
 import re
 import shutil
@@ -25,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8fleet.errors import CheckFailed
-from lab import wheels
+from lab import apt, wheels
+from lab.image import build_base
 from lab.processes import run, say, stream
 from lab.site import build_once
 
@@ -75,7 +75,7 @@ def build_channel(cache: Path) -> Path:
     """
     python = _python(cache)
     target = cache / python.name.replace("conda-python", "conda-channel")
-    return build_once(target, lambda folder: _build_channel(folder, python))
+    return build_once(target, lambda folder: _build_channel(folder, python, cache))
 
 
 def build_frontend(cache: Path) -> Path:
@@ -108,36 +108,31 @@ def _texts(files: Iterable[Path]) -> list[str]:
 
 def _python(cache: Path) -> Path:
     """The relocatable tree: bin, lib and include of a prefix, PLACEHOLDER where its path stands."""
-    release = platform.freedesktop_os_release()
-    suite = f"{release['ID']} {release.get('VERSION_ID', '')}"
-    key = _digest(suite, *_texts([Path(__file__), LOCK]))
+    key = _digest(*_texts([Path(__file__), LOCK]))
     return build_once(cache / f"conda-python-{key}", lambda tree: _build_python(tree, cache))
 
 
 def _build_python(tree: Path, cache: Path) -> None:
-    say("conda: a relocatable Python 3.11 out of the distribution's packages, once")
+    say("conda: a relocatable Python 3.11 out of Debian 12's packages, once")
     unpacked = tree / "unpacked"
-    _unpack_packages(unpacked)
+    _unpack_packages(unpacked, cache)
     _take_files(unpacked / "usr", tree)
     _take_libraries(unpacked, tree)
     shutil.rmtree(unpacked)
     _undo_distribution_layout(tree)
     _bake_placeholder(tree)
     _add_pip(tree, cache)
-    _compile(tree)
+    _compile(tree, cache)
 
 
-def _unpack_packages(unpacked: Path) -> None:
-    """Download PACKAGES with this machine's apt sources and unpack them into one tree."""
+def _unpack_packages(unpacked: Path, cache: Path) -> None:
+    """Download PACKAGES and unpack them into one tree."""
     scratch = unpacked.with_name("apt")
-    for part in ("lists/partial", "cache/archives/partial", "debs"):
-        (scratch / part).mkdir(parents=True)
-    options = ["-o", f"Dir::State::lists={scratch}/lists", "-o", f"Dir::Cache={scratch}/cache"]
-    options += ["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"]
+    (scratch / "debs").mkdir(parents=True)
+    apt_get = ["env", "-C", str(scratch / "debs"), "apt-get", *apt.private_options(scratch, cache)]
     environment = {**os.environ, "LC_ALL": "C"}
-    stream(["apt-get", *options, "update"], "conda", environment)
-    fetch = ["env", "-C", str(scratch / "debs"), "apt-get", *options, "download", *PACKAGES]
-    stream(fetch, "conda", environment)
+    stream([*apt_get, "update"], "conda", environment)
+    stream([*apt_get, "download", *PACKAGES], "conda", environment)
     for package in sorted((scratch / "debs").glob("*.deb")):
         run(["dpkg-deb", "--extract", str(package), str(unpacked)])
     shutil.rmtree(scratch)
@@ -248,27 +243,37 @@ def _unpack_wheel(house: Path, name: str, packages: Path) -> None:
         archive.extractall(packages)
 
 
-def _compile(tree: Path) -> None:
+def _compile(tree: Path, cache: Path) -> None:
     """Compile all modules: a service's user may not write into the environment.
 
     The bytecode is never compared with its source, so it stays valid however it is copied.
     The build settings stay text, since installing the package writes the prefix into them.
     """
     options = ["-q", "-j", "0", "-x", "_sysconfigdata", "--invalidation-mode", "unchecked-hash"]
-    run([str(tree / "bin/python3.11"), "-I", "-m", "compileall", *options, str(tree / STDLIB)])
+    _run_python(tree, cache, "-I", "-m", "compileall", *options, str(tree / STDLIB))
+
+
+def _run_python(tree: Path, cache: Path, *arguments: str) -> str:
+    """Run the tree's Python with the hosts' C library: this machine's may be older than it needs.
+
+    Options of the loader: ld.so(8).
+    """
+    libraries = build_base(cache) / "usr/lib" / MULTIARCH
+    loader = [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries)]
+    return run([*loader, str(tree / "bin/python3.11"), *arguments])
 
 
 # The channel
 
 
-def _build_channel(channel: Path, python: Path) -> None:
+def _build_channel(channel: Path, python: Path, cache: Path) -> None:
     from rattler.index import index_fs
 
-    version = run([str(python / "bin/python3.11"), "--version"]).split()[1]
+    version = _run_python(python, cache, "--version").split()[1]
     members = _members(python)
     pip = [member for member in members if _is_pip(member)]
     rest = [member for member in members if not _is_pip(member)]
-    _write_package(channel, "python", version, [f"__glibc >={_glibc()}"], rest)
+    _write_package(channel, "python", version, [f"__glibc >=2.{wheels.GLIBC_MINOR}"], rest)
     # As in real channels, pip is a package of its own.
     _write_package(channel, "pip", _pip_version(pip), [f"python {version}"], pip)
     (channel / "noarch").mkdir()
@@ -313,11 +318,6 @@ def _write_package(
     with tarfile.open(package, "w:bz2") as archive:
         _write_members(archive, [*metadata, *members])
     say(f"conda: {package.name}, {package.stat().st_size / 1e6:.1f} MB, {len(members)} files")
-
-
-def _glibc() -> str:
-    """This machine's C library: its distribution's libraries need no older one."""
-    return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
 
 
 def _path_entry(member: Member) -> dict[str, object]:
@@ -373,7 +373,7 @@ def _build_frontend(installer: Path, python: Path, cache: Path) -> None:
     _add_certificates(tree, python)
     module = packages / FRONTEND.name
     shutil.copytree(FRONTEND, module, ignore=shutil.ignore_patterns("*.sh", "__pycache__"))
-    _compile(tree)
+    _compile(tree, cache)
     shutil.copy(FRONTEND / "conda.sh", tree / "bin/conda")
     (tree / "bin/conda").chmod(0o755)
     installer.write_bytes(installer_bytes(_members(tree)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyinfra_cli  # noqa: F401  isort: skip - it patches the standard library: before all others
+
 import subprocess
 import sys
 import time
@@ -25,7 +27,7 @@ def main() -> int:
     try:
         if reason := missing():
             raise OperatorError(f"the demo cannot run here: {reason}")
-        _step("the lab: one bare host and a site mirror", [_program("fp8fleet"), "lab", "up"])
+        _step("the lab: a bare host and a site mirror", [_program("fp8fleet"), "lab", "up"])
         deploy = [_program("pyinfra"), "-y", INVENTORY, "deploys/full.py"]
         _step("from the bare host to a served model", deploy)
         proxy = _proxy()
@@ -36,6 +38,7 @@ def main() -> int:
     say(f"\nserved after {time.monotonic() - started:.0f} s; {PROMPT!r} is continued by: {text!r}")
     say("(a tiny model with random weights: it shows the way, not wisdom)\n\nTry it:\n")
     print(_curl(proxy))
+    say("\nStop it: .venv/bin/fp8fleet lab down")
     return 0
 
 

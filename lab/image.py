@@ -1,4 +1,4 @@
-"""The base image of lab hosts: a bare machine of this machine's own release, without Python."""
+"""The base image of lab hosts: a bare Debian 12 machine, without Python."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from fp8fleet.errors import CheckFailed
+from lab.apt import SUITE, debian_mirror, keyring
 from lab.processes import run, say, stream
 from lab.site import build_once
 
@@ -24,19 +25,21 @@ def build_base(cache: Path) -> Path:
     Args:
         cache: the lab's cache folder.
     """
-    suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    recipe = json.dumps([suite, platform.machine(), _PACKAGES, _RECIPE])
+    recipe = json.dumps([SUITE, platform.machine(), _PACKAGES, _RECIPE])
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-    return build_once(cache / f"base-{suite}-{digest}", lambda root: _build(suite, root))
+    return build_once(cache / f"base-{SUITE}-{digest}", lambda root: _build(root, cache))
 
 
-def _build(suite: str, root: Path) -> None:
-    say(f"base image: {suite}, minimal, with systemd and sshd, once")
+def _build(root: Path, cache: Path) -> None:
+    say(f"base image: {SUITE}, minimal, with systemd and sshd, once")
     # In its own mount and pid namespaces an interrupted debootstrap leaves no mount and no process.
     namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     bootstrap = ["debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}"]
+    mirror = debian_mirror()
+    if mirror:
+        bootstrap.append(f"--keyring={keyring(mirror, cache)}")
     stream(
-        [*namespaces, *bootstrap, suite, str(root), _archive(suite)],
+        [*namespaces, *bootstrap, SUITE, str(root), mirror or _own_archive()],
         "base image",
         {**os.environ, **_apt_proxies(), "DEBIAN_FRONTEND": "noninteractive"},
     )
@@ -60,17 +63,17 @@ def _strip(root: Path) -> None:
                 shutil.rmtree(entry)
 
 
-def _archive(suite: str) -> str:
-    """Return the address that this machine's own apt configuration has for its release."""
+def _own_archive() -> str:
+    """Return the address that this machine's own apt configuration has for Debian 12."""
     listed = run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages"]
     )
     for line in listed.splitlines():
         address, release = line.rsplit(" ", 1)
-        if release == suite:
+        if release == SUITE:
             return address
     raise CheckFailed(
-        f"this machine's apt has no package source for its release {suite}: "
+        f"this machine's apt has no package source for its release {SUITE}: "
         "add one to /etc/apt/sources.list and run apt-get update"
     )
 

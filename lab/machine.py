@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from fp8fleet.errors import OperatorError
+from lab.apt import MIRROR_VARIABLE, SUITE, debian_mirror
 from lab.processes import say, stream
 from lab.site import lab_dir
 
@@ -36,7 +39,7 @@ def missing() -> str | None:
         return "the lab needs root (mounts, containers, a bridge): run it as root or with sudo"
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         return "the lab needs a Debian-family machine: there is no apt-get or dpkg here"
-    return _overlay_fault() or _cgroup_fault()
+    return _debian_fault() or _overlay_fault() or _cgroup_fault()
 
 
 def install_tools() -> None:
@@ -91,6 +94,19 @@ def cgroup_folders(cgroups: str, mountinfo: str) -> list[Path]:
             continue
         folders += [at / path.lstrip("/") for at, hierarchy in mounts if wanted <= hierarchy][:1]
     return folders
+
+
+def _debian_fault() -> str | None:
+    mirror = debian_mirror()
+    if mirror and not re.fullmatch(r"https?://\S+", mirror):
+        return f"{MIRROR_VARIABLE} is {mirror!r}: expected a URL such as http://MIRROR/debian"
+    release = platform.freedesktop_os_release()
+    if not mirror and (release["ID"], release.get("VERSION_CODENAME")) != ("debian", SUITE):
+        return (
+            f"the lab's hosts are Debian 12 and this machine is {release['PRETTY_NAME']}: "
+            f"set {MIRROR_VARIABLE} to a Debian mirror, such as http://MIRROR/debian"
+        )
+    return None
 
 
 def _overlay_fault() -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8fleet.errors import CheckFailed
+from fp8fleet.headers import HEADERS, Header, header_from, headers_text
 from lab.site import MIRROR_URL, build_once
 
 NAME = "tiny-llama"
@@ -108,6 +109,16 @@ def manifest_text(files: dict[str, bytes]) -> str:
         for path, content in sorted(files.items())
     )
     return head + "".join(entries)
+
+
+def stored_headers(files: dict[str, bytes]) -> str:
+    """Return the headers.json of these files."""
+    shards = {name: content for name, content in files.items() if name.endswith(".safetensors")}
+    return headers_text({name: _header(name, content) for name, content in shards.items()})
+
+
+def _header(name: str, content: bytes) -> Header:
+    return header_from(lambda at, count: content[at : at + count], name, len(content))
 
 
 def safetensors_bytes(tensors: list[Tensor]) -> bytes:
@@ -327,6 +338,7 @@ def main() -> int:
     files = model_files()
     for name in ("config.json", "generation_config.json"):
         (COMMITTED / name).write_bytes(files[name])
+    (COMMITTED / HEADERS).write_text(stored_headers(files), encoding="utf-8")
     (COMMITTED / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
     print(f"{COMMITTED}: {len(files)} files, {sum(map(len, files.values()))} bytes")
     return 0

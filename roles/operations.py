@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyinfra import host
+from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, StringCommand, operation
 from pyinfra.connectors.util import CommandOutput
 
@@ -41,22 +41,17 @@ def failed(message: str) -> FunctionCommand:
 
     def fail(state: Any, host: Any) -> bool:
         del state
-        host.log_styled(message, fg="red", log_func=_error)
+        host.log_styled(message, fg="red", log_func=logger.error)
         return False
 
     return FunctionCommand(fail, [], {})
-
-
-def _error(message: str) -> None:
-    from pyinfra import logger
-
-    logger.error(message)
 
 
 @operation()
 def place(
     files: Sequence[PlannedFile] = (),
     directories: Sequence[PlannedDirectory] = (),
+    absent: Sequence[str] = (),
     check: str | None = None,
 ) -> Iterator[StringCommand]:
     """Put files and directories in place; one fact for all of them.
@@ -67,9 +62,11 @@ def place(
     Args:
         files: the files as they shall be.
         directories: the directories as they shall be, parents first.
+        absent: paths of files that must not be there, such as a secret that is no longer used.
         check: command that must accept a new file before it gets its name; ``{}`` is its path.
     """
     paths = [directory.path for directory in directories] + [file.path for file in files]
+    paths += absent
     states = host.get_fact(PathStates, paths=paths) if paths else {}
     for directory in directories:
         state = states.get(directory.path)
@@ -81,7 +78,17 @@ def place(
         content = file.resolved()
         have = (state.sha256, state.mode, state.owner, state.group) if state else None
         if have != (hashlib.sha256(content).hexdigest(), file.mode, file.owner, file.group):
+            _say(f"{file.path}: {'changed' if state and state.kind == 'file' else 'new'}")
             yield _file_command(file, content, check)
+    for path in absent:
+        if path in states and states[path].kind != "absent":
+            yield StringCommand(f"rm -f {shlex.quote(path)}")
+
+
+def _say(text: str) -> None:
+    """One line for the operator while operations run."""
+    if host.state.is_executing:
+        logger.info(f"{host.print_prefix}{text}")
 
 
 def _directory_command(directory: PlannedDirectory) -> StringCommand:

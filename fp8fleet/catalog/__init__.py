@@ -83,6 +83,11 @@ class Platform(_Entry):
     like: str | None = None
     code_names: dict[str, str] = {}
     packages: tuple[str, ...]
+    """On every host."""
+    serving_packages: tuple[str, ...]
+    """On hosts with servers: a C++ compiler for kernels compiled at run time, NUMA."""
+    proxy_packages: tuple[str, ...]
+    """On hosts with the proxy."""
 
 
 class Cuda(_Entry):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TypeVar
 
+from fp8fleet import catalog
+
 TIMED_OUT = (124, 137)
 """Exit codes of a part that ran into its limit."""
 MISSING = 127
@@ -362,17 +364,14 @@ def _settings(part: Part) -> dict[str, str]:
     return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
 
 
-_CODE_NAMES = {"tercel": "SP1", "sword": "SP2", "lance": "SP3", "halberd": "SP3-2403"}
-
-
 def _service_pack(product: str, version: str) -> str | None:
     """Kylin's service pack; 2403 has the code name Halberd and calls itself SP3 in .productinfo."""
-    word = re.search(r"\((Tercel|Sword|Lance|Halberd)\)", f"{product} {version}", re.IGNORECASE)
-    named = _CODE_NAMES[word[1].lower()] if word else None
+    names = catalog.platforms()["kylin-v10"].code_names
+    named = next((pack for n, pack in names.items() if f"({n})" in f"{product} {version}"), None)
     told = re.search(r"\((SP\d[\w-]*)\)", product)
-    if told and named and named.startswith(told[1]):
-        return named
-    return told[1] if told else named
+    if told and not (named and named.startswith(told[1])):
+        return told[1]
+    return named
 
 
 def _system(parts: Mapping[str, Part]) -> System:

@@ -11,5 +11,4 @@ from roles.accept.operations import endpoint_answers
 def prove() -> None:
     """A completion through the proxy, streamed and not; a failed check fails the run."""
     plan = host_plan(host)
-    if plan.proxy:
-        endpoint_answers(name="The endpoint answers", proxy=plan.proxy)
+    endpoint_answers(name="The endpoint answers", proxy=plan.proxy)

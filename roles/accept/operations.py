@@ -20,12 +20,12 @@ CONNECT_S = 5.0
 
 
 @operation()
-def endpoint_answers(proxy: ProxyPlan) -> Iterator[FunctionCommand]:
+def endpoint_answers(proxy: ProxyPlan | None) -> Iterator[FunctionCommand]:
     """Ask the endpoint as a client would.
 
     Runs when operations are executed, not when they are prepared: before, nothing may answer yet.
     """
-    if not state.is_executing:
+    if proxy is None or not state.is_executing:
         return
     key = proxy.api_key.resolve() if proxy.api_key else None
     with _reachable(proxy) as url:

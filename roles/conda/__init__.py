@@ -15,5 +15,4 @@ def install() -> None:
     place(name="Requirements and the fp8fleet tool", files=plan.role_files("conda"))
     frontend(name="Conda frontend", plan=plan)
     tools_environment(name="Tools environment", plan=plan)
-    if plan.engine:
-        engine_environment(name="Engine environment", plan=plan)
+    engine_environment(name="Engine environment", plan=plan)

@@ -17,7 +17,7 @@ from roles.operations import streamed
 def frontend(plan: HostPlan) -> Iterator[StringCommand]:
     """Fetch the conda frontend, check its SHA256, install it to its versioned prefix."""
     front = plan.frontend
-    if front is None or front.prefix is None or front.url is None or _is_whole(front.prefix):
+    if front.prefix is None or front.url is None or _is_whole(front.prefix):
         return
     prefix, download = front.prefix, f"{front.prefix}.download"
     yield streamed(f"sh -c 'rm -rf {prefix} && mkdir -p {prefix}/bin'")
@@ -40,7 +40,7 @@ def frontend(plan: HostPlan) -> Iterator[StringCommand]:
 def tools_environment(plan: HostPlan) -> Iterator[StringCommand]:
     """Make the tools environment; its uv then fills the engine's."""
     environment = plan.tools
-    if environment is None or _is_whole(environment.prefix):
+    if _is_whole(environment.prefix):
         return
     yield from _create(plan, environment)
     trusted = [f"--trusted-host={name}" for name in plan.trusted_hosts]
@@ -58,7 +58,7 @@ def tools_environment(plan: HostPlan) -> Iterator[StringCommand]:
 def engine_environment(plan: HostPlan) -> Iterator[StringCommand]:
     """Make the engine's environment: pins first, then everything that the lock names."""
     environment = plan.engine
-    if environment is None or plan.tools is None or _is_whole(environment.prefix):
+    if environment is None or _is_whole(environment.prefix):
         return
     yield from _create(plan, environment)
     uv = f"{plan.tools.prefix}/bin/uv pip install --python {environment.interpreter}"
@@ -84,7 +84,6 @@ def _stamp(prefix: str) -> StringCommand:
 
 def _create(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringCommand]:
     """What a killed run left is thrown away: conda bakes the prefix in, nothing can be renamed."""
-    assert plan.frontend
     yield streamed(f"rm -rf {environment.prefix}")
     channels = " ".join(f"-c {shlex.quote(channel)}" for channel in environment.channels)
     wanted = [f"python={environment.python}", *environment.conda_packages]

@@ -1,4 +1,4 @@
-"""model: the manifest's files on the host, each checked before it gets its name."""
+"""model: the manifest's files on the host, checked and inspected before a server may start."""
 
 from pyinfra import host
 from pyinfra.api.deploy import deploy
@@ -10,8 +10,7 @@ from roles.operations import place
 
 @deploy("Model")
 def install() -> None:
-    """Fetch what the model directory lacks; verify what it has."""
+    """Fetch what the model directory lacks; verify and inspect what it has."""
     plan = host_plan(host)
-    if plan.model:
-        place(name="Manifest", files=plan.role_files("model"))
-        model_files(name="Model files", plan=plan)
+    place(name="Manifest", files=plan.role_files("model"), absent=plan.role_absent("model"))
+    model_files(name="Model files", plan=plan)

@@ -1,4 +1,4 @@
-"""Fetching a model with fp8fleet's own tool on the host."""
+"""Fetching and inspecting a model with fp8fleet's own tool on the host."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from roles.operations import streamed
 
 @operation()
 def model_files(plan: HostPlan) -> Iterator[StringCommand]:
-    """Fetch the files that are missing or wrong."""
-    model, tools = plan.model, plan.tools
-    if model is None or tools is None:
+    """Fetch the files that are missing or wrong, then inspect the checkpoint.
+
+    A finding of the inspection fails the host, so that no server starts on what would load and
+    answer garbage: vLLM notices neither missing scales nor, before 0.32, a missing shard.
+    """
+    model = plan.model
+    if model is None:
         return
-    whole = host.get_fact(
-        ModelIsWhole,
-        interpreter=tools.interpreter,
-        program=plan.program,
-        manifest=model.manifest,
-        directory=model.directory,
-        full=current().verify_full,
-    )
-    if whole:
+    run = f"{plan.tools.interpreter} {plan.program}"
+    inspect = f"{run} inspect {model.directory} --manifest {model.manifest}"
+    if model.headers:
+        inspect += f" --headers {model.headers}"
+    if current().verify_full:
+        inspect += " --full"
+    if host.get_fact(ModelIsWhole, inspect=inspect):
         return
     # The proxy comes from the environment: only there no_proxy holds too.
     options = f" --token-file {model.token}" if model.token else ""
     if plan.ca_bundle:
         options += f" --ca-bundle {plan.ca_bundle}"
     yield streamed(
-        f"{tools.interpreter} {plan.program} fetch {model.manifest} {model.directory}{options}",
-        plan.download_environment,
+        f"{run} fetch {model.manifest} {model.directory}{options}", plan.download_environment
     )
+    yield streamed(inspect)

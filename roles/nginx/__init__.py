@@ -12,6 +12,5 @@ from roles.operations import place
 def proxy() -> None:
     """Put the proxy in front of the planned servers."""
     plan = host_plan(host)
-    if plan.proxy:
-        place(name="Configuration", files=plan.role_files("nginx"), check="nginx -t -q -c {}")
-        live_configuration(name="The configuration is live", proxy=plan.proxy)
+    place(name="Configuration", files=plan.role_files("nginx"), check="nginx -t -q -c {}")
+    live_configuration(name="The configuration is live", proxy=plan.proxy)

@@ -37,3 +37,21 @@ class Nginx(FactBase[NginxState]):
             values.get("UnitFileState") == "enabled",
             values.get("Live") or None,
         )
+
+
+class OurNginxRuns(FactBase[bool]):
+    """Whether an Nginx with a configuration of fp8fleet runs or starts at boot."""
+
+    def command(self) -> str:
+        return (
+            "grep -q 'written by fp8fleet' /etc/nginx/nginx.conf 2>/dev/null && "
+            "{ systemctl is-active nginx.service || systemctl is-enabled nginx.service; } "
+            ">/dev/null 2>&1 && echo runs || true"
+        )
+
+    @staticmethod
+    def default() -> bool:
+        return False
+
+    def process(self, output: list[str]) -> bool:
+        return "runs" in output

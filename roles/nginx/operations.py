@@ -8,16 +8,22 @@ from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
 from fp8fleet.plan import ProxyPlan
-from roles.nginx.facts import Nginx
+from roles.nginx.facts import Nginx, OurNginxRuns
 
 
 @operation()
-def live_configuration(proxy: ProxyPlan) -> Iterator[StringCommand]:
+def live_configuration(proxy: ProxyPlan | None) -> Iterator[StringCommand]:
     """Start or reload Nginx where it does not serve the planned configuration; prove that it does.
 
     `nginx -s reload` succeeds even when the workers could not take the new configuration (a port
     that is in use, a denied bind), so that only Nginx's own answer counts.
+
+    A host without a planned proxy keeps no Nginx of ours: a gateway has taken over.
     """
+    if proxy is None:
+        if host.get_fact(OurNginxRuns):
+            yield StringCommand("systemctl disable --now --quiet nginx.service")
+        return
     state = host.get_fact(Nginx, status_port=proxy.status_port)
     if not state.enabled:
         yield StringCommand("systemctl enable --quiet nginx.service")

@@ -12,11 +12,14 @@ from roles.vllm.operations import serve_instance, stop_unplanned
 def serve() -> None:
     """Run the planned servers; restart those whose files changed, one after the other."""
     plan = host_plan(host)
-    if plan.instances:
-        place(name="Units, options, environments", files=plan.role_files("vllm"))
-        # pyinfra shows one name for all hosts, so it must not name a host's own instance
-        for number, instance in enumerate(host.loop(plan.instances), 1):
-            serve_instance(name=f"Server {number}", plan=plan, instance=instance)
+    place(
+        name="Units, options, environments",
+        files=plan.role_files("vllm"),
+        absent=plan.role_absent("vllm"),
+    )
+    # pyinfra shows one name for all hosts, so it must not name a host's own instance
+    for number, instance in enumerate(host.loop(plan.instances), 1):
+        serve_instance(name=f"Server {number}", plan=plan, instance=instance)
 
 
 @deploy("vLLM")

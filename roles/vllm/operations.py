@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterator
 
@@ -22,9 +23,10 @@ from roles.vllm.facts import Server, UnitNames
 
 @operation()
 def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCommand]:
-    """Have a server run from its present files, ready and warm.
+    """Have a server run from its planned files, ready and warm.
 
-    A server that runs from the files as they are is left alone, whoever started it.
+    A server that was started from them is left alone, whoever started it. They are compared as
+    planned, not as they lie on the disk, so that `--dry` shows a restart before they are placed.
     """
     ready = _ready_command(plan, instance)
     state = host.get_fact(
@@ -34,7 +36,7 @@ def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCom
         yield StringCommand("systemctl daemon-reload")
     if not state.enabled:
         yield StringCommand(f"systemctl enable --quiet {instance.unit}")
-    restart = not (state.active and state.started_from_present_files)
+    restart = not state.active or state.started_from != _digests(plan, instance)
     if restart:
         yield StringCommand(f"systemctl reset-failed {instance.unit} 2>/dev/null || true")
         yield streamed(f"systemctl restart {instance.unit}")
@@ -42,8 +44,12 @@ def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCom
         yield streamed(ready)
 
 
+def _digests(plan: HostPlan, instance: InstancePlan) -> dict[str, str]:
+    files = (file for file in plan.files if file.path in instance.files)
+    return {file.path: hashlib.sha256(file.resolved()).hexdigest() for file in files}
+
+
 def _ready_command(plan: HostPlan, instance: InstancePlan) -> str:
-    assert plan.tools
     key = f" --api-key-file {instance.key_file}" if instance.key_file else ""
     return (
         f"{plan.tools.interpreter} {plan.program} ready --unit {instance.unit}"
@@ -55,7 +61,13 @@ def _ready_command(plan: HostPlan, instance: InstancePlan) -> str:
 
 @operation()
 def stop_unplanned(plan: HostPlan) -> Iterator[StringCommand]:
-    """Stop servers that the plan does not name, and remove their files."""
+    """Stop servers that the plan does not name, and remove their files.
+
+    Not in a run that leaves out the gateway (`--limit`): it would go on to send requests there.
+    """
+    active = {other.name for other in host.state.inventory.get_active_hosts()}
+    if plan.gateways and not active & set(plan.gateways):
+        return
     planned = {instance.unit for instance in plan.instances}
     for unit in host.get_fact(UnitNames):
         if unit in planned:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from runpy import run_path
-from typing import Any
+from typing import IO, Any
 
 from lab import site
 from lab.site import named
@@ -158,18 +159,46 @@ class Fleet:
     def pyinfra(
         self, inventory: str, *arguments: str, env: Mapping[str, str] | None = None
     ) -> Done:
-        """pyinfra on ``deploys/full.py``, with one visible line that says so."""
+        """pyinfra on ``deploys/full.py``; each operation is shown as it begins."""
         with self.capture.global_and_fixture_disabled():
             announce(f"pyinfra deploys/full.py {' '.join(arguments)}")
-        return command("pyinfra", *GROUP_DATA, *arguments, inventory, "deploys/full.py", env=env)
+            process = self._popen(inventory, *arguments, env=env)
+            lines: list[str] = []
+            reader = threading.Thread(target=_watch, args=(process.stderr, lines), daemon=True)
+            reader.start()
+            assert process.stdout
+            out = process.stdout.read()
+            process.wait()
+            reader.join()
+        return Done(process.returncode, out, "".join(lines))
 
     def start(self, inventory: str, *arguments: str) -> subprocess.Popen[str]:
         """Start the same in the background; the caller ends it."""
+        return self._popen(inventory, "-y", *arguments, together=True)
+
+    @staticmethod
+    def _popen(
+        inventory: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        together: bool = False,
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(BIN / "pyinfra"), *GROUP_DATA, "-y", *arguments, inventory, "deploys/full.py"],
+            [str(BIN / "pyinfra"), *GROUP_DATA, *arguments, inventory, "deploys/full.py"],
             cwd=REPO,
+            env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if together else subprocess.PIPE,
             text=True,
         )
+
+
+def _watch(stream: IO[str], lines: list[str]) -> None:
+    """Keep what pyinfra says, and show the operations that it begins and long commands' lines."""
+    shown = time.monotonic()
+    for line in stream:
+        lines.append(line)
+        if line.startswith("--> Starting") or time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            print(f"      {line.strip()[:110]}", flush=True)

@@ -76,7 +76,7 @@ class Made:
             return [f"{entry}|{user}|{user}||!"]
         if "cat /etc/group" in command:
             return [f"{user}:x:999:"]
-        if " verify " in command:
+        if " inspect " in command:
             return ["whole"]
         if "for u in fp8fleet-*.service" in command:
             return [instance.unit for instance in self.plan.instances]

@@ -152,7 +152,12 @@ ENGINE = replace(
     proof_environment={"VLLM_TARGET_DEVICE": "cpu"},
 )
 
-MODEL = replace(_HOST.model, manifest="/etc/f/models/tiny-1.toml", directory="/models/tiny/1")
+MODEL = replace(
+    _HOST.model,
+    manifest="/etc/f/models/tiny-1.toml",
+    directory="/models/tiny/1",
+    headers=None,
+)
 
 INSTANCE = replace(
     _HOST.instances[0],

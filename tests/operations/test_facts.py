@@ -166,20 +166,11 @@ def test_this_kernel_is_asked() -> None:
 @pytest.mark.parametrize(("code", "whole"), [(0, True), (1, False), (2, False)])
 def test_a_model_is_whole_when_the_tool_says_so(tmp_path: Path, code: int, whole: bool) -> None:
     program(tmp_path, "python", f'echo "not whole: whole"; exit {code}')
-    arguments = {"program": "/x.pyz", "manifest": "/m.toml", "directory": "/models/tiny"}
-    found = asked(ModelIsWhole, interpreter=f"{tmp_path}/python", full=False, **arguments)
-    assert found is whole
+    assert asked(ModelIsWhole, inspect=f"{tmp_path}/python /x.pyz inspect /models/tiny") is whole
 
 
 def test_a_host_without_the_tool_has_no_whole_model() -> None:
-    arguments = {"program": "/x.pyz", "manifest": "/m.toml", "directory": "/models/tiny"}
-    assert asked(ModelIsWhole, interpreter="/no/python", full=False, **arguments) is False
-
-
-@pytest.mark.parametrize(("full", "option"), [(True, True), (False, False)])
-def test_full_verification_is_asked_for_by_option(full: bool, option: bool) -> None:
-    command = ModelIsWhole().command("/p", "/x.pyz", "/m.toml", "/models/tiny", full)
-    assert ("verify /m.toml /models/tiny --full " in command) is option
+    assert asked(ModelIsWhole, inspect="/no/python /x.pyz inspect /models/tiny") is False
 
 
 # Server

@@ -498,33 +498,40 @@ def test_a_whole_model_is_left_alone(session: SimpleNamespace) -> None:
     assert lines(model_files, {ModelIsWhole: True}, plan=host_plan()) == []
 
 
-def test_a_model_that_is_not_whole_is_fetched_with_visible_progress(
+PROGRAM = "/opt/f/tools/t1/bin/python /opt/f/bin/fp8fleet.pyz"
+INSPECT = f"{PROGRAM} inspect /models/tiny/1 --manifest /etc/f/models/tiny-1.toml"
+
+
+def test_a_model_that_is_not_whole_is_fetched_and_inspected_with_visible_progress(
     session: SimpleNamespace,
 ) -> None:
-    (command,) = commands(model_files, {ModelIsWhole: False}, plan=host_plan())
-    assert command.streamed
-    assert command.text.endswith(
-        "/opt/f/tools/t1/bin/python /opt/f/bin/fp8fleet.pyz fetch /etc/f/models/tiny-1.toml"
-        " /models/tiny/1"
-    )
+    fetched, inspected = commands(model_files, {ModelIsWhole: False}, plan=host_plan())
+    assert fetched.streamed
+    assert inspected.streamed
+    assert fetched.text.endswith(f"{PROGRAM} fetch /etc/f/models/tiny-1.toml /models/tiny/1")
+    assert inspected.text.endswith(INSPECT)
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_full_verification_hashes_again(session: SimpleNamespace, full: bool) -> None:
+def test_the_question_is_the_inspection_that_the_operation_ends_with(
+    session: SimpleNamespace, full: bool
+) -> None:
     session.verify_full = full
-    seen: list[bool] = []
+    asked: list[str] = []
 
-    def whole(**arguments: Any) -> bool:
-        seen.append(arguments["full"])
-        return True
+    def whole(inspect: str) -> bool:
+        asked.append(inspect)
+        return False
 
-    lines(model_files, {ModelIsWhole: whole}, plan=host_plan())
-    assert seen == [full]
+    plan = host_plan(model=replace(MODEL, headers="/etc/f/h.json"))
+    last = lines(model_files, {ModelIsWhole: whole}, plan=plan)[-1]
+    assert asked == [f"{INSPECT} --headers /etc/f/h.json{' --full' if full else ''}"]
+    assert last.endswith(asked[0])
 
 
 def test_a_models_token_is_named_by_its_file(session: SimpleNamespace) -> None:
     plan = host_plan(model=replace(MODEL, token="/etc/f/t.token"), ca_bundle="/etc/ca.pem")
-    (command,) = lines(model_files, {ModelIsWhole: False}, plan=plan)
+    command, _inspect = lines(model_files, {ModelIsWhole: False}, plan=plan)
     assert "--token-file /etc/f/t.token" in command
     assert "--ca-bundle /etc/ca.pem" in command
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,6 +212,52 @@ def test_without_apt_the_lab_says_that_it_needs_a_debian_family_machine(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda tool: None)
     assert (machine.missing() or "").startswith("the lab needs a Debian-family machine")
+
+
+@pytest.fixture
+def ubuntu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that could run the lab but is no Debian 12."""
+    release = {"ID": "ubuntu", "VERSION_CODENAME": "noble", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"}
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
+    for check in ("_overlay_fault", "_cgroup_fault"):
+        monkeypatch.setattr(machine, check, lambda: None)
+    monkeypatch.delenv("FP8FLEET_LAB_DEBIAN", raising=False)
+
+
+@pytest.mark.usefixtures("ubuntu")
+def test_a_machine_that_is_not_debian_12_is_told_to_name_a_debian_mirror() -> None:
+    assert machine.missing() == (
+        "the lab's hosts are Debian 12 and this machine is Ubuntu 24.04.1 LTS: "
+        "set FP8FLEET_LAB_DEBIAN to a Debian mirror, such as http://MIRROR/debian"
+    )
+
+
+@pytest.mark.usefixtures("ubuntu")
+def test_with_a_debian_mirror_any_debian_family_machine_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FP8FLEET_LAB_DEBIAN", "http://mirror.test/debian")
+    assert machine.missing() is None
+
+
+@pytest.mark.usefixtures("ubuntu")
+@pytest.mark.parametrize("value", ["mirror.test/debian", "http://mirror.test/debian sid"])
+def test_a_debian_mirror_that_is_no_url_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("FP8FLEET_LAB_DEBIAN", value)
+    assert machine.missing() == (
+        f"FP8FLEET_LAB_DEBIAN is {value!r}: expected a URL such as http://MIRROR/debian"
+    )
+
+
+@pytest.mark.usefixtures("ubuntu")
+def test_debian_12_needs_no_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    debian = {"ID": "debian", "VERSION_CODENAME": "bookworm", "PRETTY_NAME": "Debian 12"}
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: debian)
+    assert machine.missing() is None
 
 
 def test_a_folders_page_links_its_entries_with_escaped_names(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""What the lab supplies to its hosts: wheels, the conda installer and channel, the tiny model."""
+"""What the lab supplies to its hosts: Debian packages, wheels, conda, the tiny model."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import re
 import struct
 import subprocess
 import zipfile
@@ -14,10 +15,57 @@ import pytest
 
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.manifest import load_manifest
-from lab import conda, tiny_model, wheels
+from lab import apt, conda, tiny_model, wheels
 from lab.conda import Member
 
 STUBS = (wheels.ENGINE_STUB, *wheels.STUBS)
+
+
+# Debian packages
+
+
+def _apt_config(scratch: Path, cache: Path) -> dict[str, str]:
+    """The values that apt's options have."""
+    words = apt.private_options(scratch, cache)
+    assert set(words[::2]) == {"-o"}
+    return dict(word.split("=", 1) for word in words[1::2])
+
+
+def test_without_a_mirror_apt_has_its_own_state_and_the_machines_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FP8FLEET_LAB_DEBIAN", raising=False)
+    config = _apt_config(tmp_path / "apt", tmp_path)
+    assert config["Dir::State"] == str(tmp_path / "apt/state")
+    assert Path(config["Dir::State::status"]).read_text() == ""
+    assert not [name for name in config if name.startswith("Dir::Etc")]
+
+
+def test_with_a_mirror_apt_sees_debian_12_there_and_nothing_of_the_machines_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FP8FLEET_LAB_DEBIAN", "http://mirror.test/debian/")
+    monkeypatch.setattr(apt, "keyring", lambda mirror, cache: cache / "keys.gpg")
+    config = _apt_config(tmp_path / "apt", tmp_path)
+    assert Path(config["Dir::Etc::sourcelist"]).read_text() == (
+        f"deb [signed-by={tmp_path}/keys.gpg] http://mirror.test/debian bookworm main\n"
+    )
+    for name in ("sourceparts", "preferences", "preferencesparts"):
+        assert config[f"Dir::Etc::{name}"] == "/dev/null"
+
+
+def test_debians_keys_are_taken_by_their_digest_and_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(apt, "run", lambda command: asked.append(list(command)))
+    for _ in range(2):
+        keys = apt.keyring("http://mirror.test/debian", tmp_path)
+    fetch, unpack = asked
+    assert fetch[-3].startswith("http://mirror.test/debian/pool/main/d/debian-archive-keyring/")
+    assert re.fullmatch("SHA256:[0-9a-f]{64}", fetch[-1])
+    assert unpack[0] == "dpkg-deb"
+    assert keys.is_relative_to(tmp_path)
 
 
 # Wheels

@@ -545,6 +545,33 @@ def test_the_landed_manifest_says_the_same_as_the_projects(prod: FleetPlan, tmp_
     assert load_manifest(landed).quantization == own.quantization
 
 
+HEADERS = '{"a.safetensors": {"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}}\n'
+
+
+def test_stored_headers_land_beside_the_manifest_as_they_are(site: Site) -> None:
+    site.file("models/tiny/headers.json", HEADERS)
+    host = site.host_plan()
+    assert host.model
+    assert host.model.headers == "/etc/fp8fleet/models/tiny-1.headers.json"
+    assert file_text(host, host.model.headers) == HEADERS
+
+
+def test_without_stored_headers_none_land(site: Site) -> None:
+    host = site.host_plan()
+    assert host.model
+    assert host.model.headers is None
+    assert [file.path for file in host.role_files("model")] == [host.model.manifest]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a.safetensors": {"x": 1}}'])
+def test_broken_stored_headers_are_refused(site: Site, text: str) -> None:
+    site.file("models/tiny/headers.json", text)
+    message = site.refusal()
+    assert "host gpu-1" in message
+    assert "models/tiny/headers.json" in message
+    assert "create the manifest anew" in message
+
+
 # Servers
 
 

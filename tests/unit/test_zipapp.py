@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+from checkpoints import Model
 
 from fp8fleet.zipapp import build_zipapp, zipapp_bytes, zipapp_digest, zipapp_name
 
@@ -44,7 +47,7 @@ def test_it_runs_alone_and_needs_no_deploy_library(tmp_path: Path) -> None:
         "import runpy, sys; sys.modules['pyinfra'] = None\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    for command in ("fetch", "verify", "ready"):
+    for command in ("fetch", "verify", "inspect", "ready"):
         arguments = [sys.executable, "-I", "-c", code, str(path), command, "--help"]
         shown = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert shown.returncode == 0, shown.stderr
@@ -56,3 +59,20 @@ def test_a_bad_manifest_ends_it_with_2_and_one_line(tmp_path: Path) -> None:
     arguments = [sys.executable, "-I", str(path), "verify", "none.toml", "."]
     shown = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stderr) == (2, "error: none.toml: no such manifest\n")
+
+
+def test_it_inspects_a_model_and_notes_the_pass(tmp_path: Path) -> None:
+    """The note depends on the rules' sources, which are read out of the archive."""
+    model = Model(tmp_path / "m").write()
+    lines = ['name = "m"', 'revision = "1"']
+    for file in model.iterdir():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        lines += ["[[files]]", f'path = "{file.name}"', f"size = {file.stat().st_size}"]
+        lines.append(f'sha256 = "{digest}"')
+    (tmp_path / "m.toml").write_text("\n".join(lines))
+    path = build_zipapp(tmp_path)
+    arguments = [sys.executable, "-I", str(path), "inspect", "m", "--manifest", "m.toml"]
+    for outcome in ("m: whole", "m: whole, as inspected before"):
+        shown = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert shown.stdout.splitlines()[-1] == outcome

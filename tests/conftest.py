@@ -1,0 +1,3 @@
+"""For all tests: pyinfra patches the standard library, so it comes before all else."""
+
+import pyinfra_cli  # noqa: F401
