@@ -100,7 +100,8 @@ def test_the_other_hosts_go_on(tmp_path: Path) -> None:
     )
     assert ran.returncode == 1
     touched = {h for op in json.loads(ran.stdout)["plan"] for h in op["hosts_with_change"]}
-    assert touched == {"@fake/kylin-1", "@fake/gw-1"}
+    assert "@fake/gpu-1" not in touched
+    assert {"@fake/kylin-1", "@fake/gw-1"} <= touched
 
 
 def test_an_ignored_error_lets_the_run_go_on_and_stands_in_the_report(tmp_path: Path) -> None:
