@@ -42,21 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except OSError as error:
+        # what a command itself reads and writes is checked where it does; this is its output
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: the output cannot be written: {error}", file=sys.stderr)
         # the reader has gone; without this, flushing at exit would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """Options are written out; a prefix of one is a mistake, here and in subcommands."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments, allow_abbrev=False)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fp8fleet", description=__doc__)
+    parser = hostcli.Parser(prog="fp8fleet", description=__doc__)
     subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(
         required=True, metavar="COMMAND"
     )
@@ -105,6 +101,7 @@ def _register_manifest(subparsers: argparse._SubParsersAction[Any]) -> None:
         required=True, metavar="COMMAND"
     )
     hostcli.register_verify(commands)
+    hostcli.register_torrent(commands)
     create = commands.add_parser("create", help="make models/NAME/ of files somewhere")
     create.add_argument("name", metavar="NAME", help="models/NAME/ is written")
     create.add_argument("--directory", type=Path, metavar="DIR", help="a directory with the files")
@@ -223,6 +220,10 @@ def _print_host(console: Console, host: HostPlan) -> None:
         gigabytes = host.model.size / 1e9
         text = f"{host.model.directory}  ({host.model.files} files, {gigabytes:.3g} GB)"
         rows.append((f"model {host.model.name}", text))
+        if host.model.peer:
+            rows.append(("  shared with", " ".join(host.model.peer.peers)))
+        if host.model.note:
+            rows.append(("  note", host.model.note))
     for instance in host.instances:
         devices = ",".join(str(device) for device in instance.devices) or "none"
         options = " ".join(f"{key}={value}" for key, value in instance.options.items())
@@ -265,7 +266,11 @@ def _clear(folder: Path) -> None:
             raise OperatorError(
                 f"--out {folder}: not empty and not written by render: name another"
             )
-        shutil.rmtree(folder)
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != RENDERED:
+                entry.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RENDERED).touch()
 

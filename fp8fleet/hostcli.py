@@ -1,4 +1,4 @@
-"""The commands that run on hosts, out of the zipapp: fetch, verify, inspect, ready."""
+"""The commands that run on hosts, out of the zipapp; each loads only what it needs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,39 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fp8fleet import inspect_cli, ready
+from fp8fleet import inspect_cli
 from fp8fleet.errors import CheckFailed, OperatorError
-from fp8fleet.fetch import FetchOptions, Finding, fetch, human_bytes, standard_reporter, verify
-from fp8fleet.manifest import load_manifest
+from fp8fleet.fetch import (
+    FanOut,
+    FetchOptions,
+    Finding,
+    fetch,
+    human_bytes,
+    standard_reporter,
+    verify,
+)
+from fp8fleet.manifest import TORRENT, load_manifest
 from fp8fleet.secrets import SecretRef
+
+if TYPE_CHECKING:
+    from fp8fleet import ready
+
+COMMANDS = ("fetch", "verify", "seed", "ready")
+TORRENT_COMMAND = ["manifest", "torrent"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Options are written out; a prefix of one is a mistake, here and in subcommands."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, allow_abbrev=False)
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,6 +46,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _register_fetch(subparsers)
     register_verify(subparsers)
     inspect_cli.register(subparsers)
+    _register_seed(subparsers)
     _register_ready(subparsers)
 
 
@@ -38,7 +63,61 @@ def _register_fetch(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--ca-bundle", type=Path, metavar="FILE", help="authorities to trust (PEM)")
     parser.add_argument("--proxy", metavar="URL", help="HTTP proxy; unset: the environment's")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="0600 bearer token")
+    _add_rate_limit(parser)
+    parser.add_argument(
+        "--torrent", type=Path, metavar="FILE", help="share the download with the --peer hosts"
+    )
+    parser.add_argument("--listen", metavar="ADDRESS:PORT", help="of this host, for its peers")
+    _add_peers(parser)
     parser.set_defaults(func=_fetch)
+
+
+def _add_rate_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rate-limit", type=_megabytes, metavar="MB/S", help="megabytes a second, of all threads"
+    )
+
+
+def _add_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="ADDRESS:PORT",
+        help="a host to exchange with; this host may be among them",
+    )
+
+
+def _megabytes(text: str) -> float:
+    """``12.5`` (MB/s) as bytes a second."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0.1 <= rate < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected megabytes a second, at least 0.1")
+    return rate * 1e6
+
+
+def _register_seed(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("seed", help="give a verified directory to peers until SIGTERM")
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--torrent", type=Path, metavar="FILE", required=True)
+    parser.add_argument("--listen", metavar="ADDRESS:PORT", required=True)
+    _add_peers(parser)
+    _add_rate_limit(parser)
+    parser.set_defaults(func=_seed)
+
+
+def register_torrent(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``torrent MANIFEST DIRECTORY``."""
+    parser = subparsers.add_parser(
+        "torrent", help="write model.torrent beside the manifest, for --torrent"
+    )
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("directory", type=Path, help="holds the model's files")
+    parser.set_defaults(func=_torrent)
 
 
 def register_verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,17 +158,56 @@ def _fetch(arguments: argparse.Namespace) -> int:
             ca_bundle=arguments.ca_bundle,
             proxy=arguments.proxy,
             token_file=arguments.token_file,
+            rate_limit=arguments.rate_limit,
+            fan_out=_fan_out(arguments),
             reporter=reporter,
         )
         result = fetch(manifest, arguments.directory, arguments.source, options)
         findings = verify(manifest, arguments.directory, reporter=reporter)
-    print(
+    peers = f" and {human_bytes(result.bytes_from_peers)} from peers" if arguments.torrent else ""
+    _say(
         f"{arguments.directory}: {len(result.fetched)} files fetched"
-        f" ({human_bytes(result.bytes_received)} in {result.seconds:.0f} s),"
-        f" {len(result.kept)} kept",
-        flush=True,
+        f" ({human_bytes(result.bytes_received)} from sources{peers}"
+        f" in {result.seconds:.0f} s), {len(result.kept)} kept"
     )
     return _show(findings)
+
+
+def _fan_out(arguments: argparse.Namespace) -> FanOut | None:
+    if arguments.torrent is None and arguments.listen is None and not arguments.peer:
+        return None
+    if arguments.torrent is None or arguments.listen is None or not arguments.peer:
+        raise OperatorError("fetch: --torrent, --listen and --peer belong together: give all three")
+    return FanOut(arguments.torrent, arguments.listen, tuple(arguments.peer))
+
+
+def _seed(arguments: argparse.Namespace) -> int:
+    from fp8fleet.seed import seed
+
+    manifest = load_manifest(arguments.manifest)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    seed(
+        manifest,
+        arguments.directory,
+        FanOut(arguments.torrent, arguments.listen, tuple(arguments.peer)),
+        arguments.rate_limit,
+        stop,
+        _say,
+    )
+    return 0
+
+
+def _torrent(arguments: argparse.Namespace) -> int:
+    from fp8fleet.seed import write_torrent
+
+    manifest = load_manifest(arguments.manifest)
+    path = arguments.manifest.with_name(TORRENT)
+    with standard_reporter() as reporter:
+        write_torrent(manifest, arguments.directory, path, reporter)
+    _say(str(path))
+    return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -119,6 +237,8 @@ def _exit_code(findings: list[Finding]) -> int:
 
 
 def _ready(arguments: argparse.Namespace) -> int:
+    from fp8fleet import ready
+
     unit = ready.Unit(arguments.unit)
     if arguments.check:
         return _check_marker(arguments, unit)
@@ -138,6 +258,8 @@ def _ready(arguments: argparse.Namespace) -> int:
 def _check_marker(arguments: argparse.Namespace, unit: ready.Unit) -> int:
     if arguments.marker is None:
         raise OperatorError("ready --check needs --marker FILE")
+    from fp8fleet import ready
+
     why = ready.why_not_still_ready(arguments.marker, unit, arguments.url, arguments.model)
     if why is not None:
         raise CheckFailed(why)
@@ -150,8 +272,14 @@ def _say(line: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 fine, 1 failed, 2 wrong input)."""
-    parser = argparse.ArgumentParser(prog="fp8fleet", description=__doc__)
-    register(parser.add_subparsers(required=True, metavar="COMMAND"))
+    parser = Parser(prog="fp8fleet", description=__doc__)
+    subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    register(subparsers)
+    group = subparsers.add_parser("manifest", help="what is made where a model's bytes are")
+    made: argparse._SubParsersAction[Any] = group.add_subparsers(required=True, metavar="COMMAND")
+    register_torrent(made)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.func(arguments))

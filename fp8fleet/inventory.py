@@ -81,6 +81,11 @@ def load_fleet(
     """
     overrides = dict(data or {})
     inventory = read_inventory(path, overrides, list(group_data))
+    for host in inventory:
+        if not re.fullmatch(r"@?\w[\w./:-]*", str(host.name)) or ".." in host.name:
+            raise OperatorError(
+                f"{path}: host {host.name!r}: a host's name has letters, digits and . - _ only"
+            )
     hosts = tuple(_host(path, inventory, host) for host in inventory)
     if not hosts:
         raise OperatorError(f"{path}: no hosts: define at least one group, a list of host names")
@@ -144,7 +149,7 @@ def read_inventory(path: str, overrides: dict[str, Any], group_data: list[str]) 
             raise cause from None
         where = getattr(error, "filename", path)
         raise OperatorError(f"{where}: {type(cause).__name__}: {cause}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OperatorError(f"{path}: {type(error).__name__}: {error}") from None
 
 
@@ -168,12 +173,13 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
     values = {
         key: value
         for key, value in host.data.dict().items()
-        if not key.startswith(("_", "ssh_")) and key not in SWITCHES
+        if not str(key).startswith(("_", "ssh_")) and key not in SWITCHES
     }
     _check_switches(path, inventory)
     _check_connection(path, inventory, host)
     for key in values:
         if key not in HostSpec.model_fields:
+            key = str(key)
             raise OperatorError(f"{path}: {_origin(inventory, host, key)}: {_unknown(key)}")
     try:
         spec = HostSpec.model_validate(values)
@@ -223,7 +229,7 @@ def ignored_codes(value: object) -> frozenset[str]:
 def _check_connection(path: str, inventory: Inventory, host: Any) -> None:
     """pyinfra checks its own keys only when it connects; the usual slips are caught before."""
     for key in host.data.dict():
-        if key.startswith("ssh_") and key not in SSH_KEYS:
+        if str(key).startswith("ssh_") and key not in SSH_KEYS:
             near = difflib.get_close_matches(key, SSH_KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"pyinfra has {', '.join(SSH_KEYS)}"
             raise OperatorError(

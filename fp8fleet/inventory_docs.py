@@ -106,6 +106,7 @@ _TYPES = {
     "tools_requirements": "file of the project",
     "engine_requirements": "file of the project",
     "model_manifest": "file of the project",
+    "model_rate_limit": "megabytes a second, at least 0.1",
     "engine_pins": "list of `NAME==VERSION`",
     "nginx_server_name": "names, separated by spaces",
     "nginx_body_size": "size, such as `64m`",
@@ -254,6 +255,8 @@ def _describe(language: _English, hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _describe(language, next(a for a in arguments if a is not NoneType))
+    if hint is bool:
+        return "`True` / `False`"
     if origin is Literal:
         return " / ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
@@ -268,6 +271,8 @@ def _default(language: _English, field: FieldInfo) -> str:
     if field.is_required():
         return language.say("required")
     value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, bool):
+        return f"`{value}`"
     return language.say("unset") if value is None else f"`{json.dumps(value)}`"
 
 

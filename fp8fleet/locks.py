@@ -110,6 +110,8 @@ def make_lock(
         OperatorError: unknown release or platform.
         CheckFailed: nothing resolves, with uv's reason.
     """
+    if output.is_dir():
+        raise OperatorError(f"--output {output}: is a directory: name a file")
     known = catalog.releases()
     if release not in known:
         raise OperatorError(f"release {release}: unknown; known are {', '.join(sorted(known))}")

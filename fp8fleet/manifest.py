@@ -18,6 +18,8 @@ from fp8fleet.toml import parse_toml
 PARTIAL = ".partial"
 PARTIAL_ORIGIN = ".partial-origin"
 QUARANTINE = ".quarantine"
+TORRENT = "model.torrent"
+"""Beside a manifest: how hosts share its files, made where the bytes are."""
 STAMP = ".fp8fleet-stamp.json"
 LOCK = ".fp8fleet-lock"
 INSPECTED = ".fp8fleet-inspected"

@@ -20,6 +20,7 @@ from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch import Reporter
 from fp8fleet.headers import HEADERS, Header, header_from, headers_text
 from fp8fleet.manifest import (
+    TORRENT,
     Manifest,
     ManifestFile,
     check_component,
@@ -33,7 +34,6 @@ from fp8fleet.sums import parse_sums
 from fp8fleet.web import NoRanges, Web
 
 MANIFEST = "manifest.toml"
-TORRENT = "model.torrent"
 CONFIG = "config.json"
 STORED = (CONFIG, "generation_config.json")
 """Files of the model that are stored beside the manifest."""

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from packaging.version import Version
+from yaml import YAMLError
 
 from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
@@ -22,7 +23,7 @@ from fp8fleet.errors import OperatorError
 from fp8fleet.headers import HEADERS, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import Lock, pinned_part, read_lock
-from fp8fleet.manifest import Manifest, load_manifest
+from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.secrets import SecretRef
 from fp8fleet.spec import HostSpec, InstanceSpec
 from fp8fleet.zipapp import zipapp_bytes, zipapp_name
@@ -33,6 +34,8 @@ UNIT_DIRECTORY = "/etc/systemd/system"
 UNIT_PREFIX = "fp8fleet-"
 STAMP = ".fp8fleet-whole"
 """The last file that is written into an environment; without it the environment is made anew."""
+PEER_UNIT = f"{UNIT_PREFIX}peer.service"
+"""Gives a host's model to the other hosts."""
 NGINX_KEEPALIVE_S = 60
 """Nginx's default for idle upstream connections; the servers keep theirs open longer."""
 
@@ -117,6 +120,17 @@ class EnvironmentPlan:
 
 
 @dataclass(frozen=True)
+class PeerPlan:
+    """How a host shares a model's files with the other hosts that have the model."""
+
+    torrent: str
+    listen: str
+    """``ADDRESS:PORT`` on the storage network."""
+    peers: tuple[str, ...]
+    """``ADDRESS:PORT`` of all of them, this host included."""
+
+
+@dataclass(frozen=True)
 class ModelPlan:
     """A model's files: where they lie and what they must be."""
 
@@ -130,6 +144,11 @@ class ModelPlan:
     token: str | None
     headers: str | None
     """The stored headers that the shards must have; None: models/ has none."""
+    rate_limit: float | None
+    """Megabytes a second."""
+    peer: PeerPlan | None
+    note: str | None
+    """Why the host does not share, where the inventory would have it."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +329,14 @@ def make_plan(fleet: Fleet, root: Path = Path()) -> FleetPlan:
             plans[host.name] = _host_plan(fleet, host, serving, root)
         except OperatorError as error:
             raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+        except _BEYOND_MEANING as error:
+            text = f"{fleet.path}: host {host.name}: {type(error).__name__}: {error}"
+            raise OperatorError(f"{text}; no value of an inventory file can be that") from None
     return FleetPlan(fleet.path, plans)
+
+
+_BEYOND_MEANING = (YAMLError, UnicodeError, RecursionError, ValueError)
+"""What odd Python objects in an inventory, which is code, lead to when they are written out."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +349,8 @@ class _Serving:
     manifest: Manifest
     headers: bytes | None
     """The model's headers.json."""
+    torrent: bytes | None
+    """The model's model.torrent."""
     model_id: str
     engine: EnvironmentPlan
     instances: tuple[InstancePlan, ...]
@@ -357,6 +385,7 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
             pinned_part(lock, spec.engine_pins),
             manifest,
             _headers(root / spec.model_manifest),
+            _torrent(root / spec.model_manifest),
             model_id,
             engine,
             instances,
@@ -365,6 +394,17 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
         )
     except OperatorError as error:
         raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
+    except _BEYOND_MEANING as error:
+        text = f"{fleet.path}: host {host.name}: {type(error).__name__}: {error}"
+        raise OperatorError(f"{text}; no value of an inventory file can be that") from None
+
+
+def _torrent(manifest: Path) -> bytes | None:
+    path = manifest.with_name(TORRENT)
+    try:
+        return path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise OperatorError(f"{path}: cannot be read: {error}") from None
 
 
 def _headers(manifest: Path) -> bytes | None:
@@ -553,11 +593,12 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
     tools_lock = read_lock(root / spec.tools_requirements)
     tools = _tools(spec, tools_lock)
     program = f"{spec.install_directory}/bin/{zipapp_name()}"
-    model = _model(spec, own) if own else None
+    peer, note = _peer(fleet, host, serving) if own else (None, None)
+    model = _model(spec, own, peer, note) if own else None
     files = [*_host_files(spec, platform)]
     files += _conda_files(own, tools, tools_lock, program)
     if own and model:
-        files += _model_files(spec, own, model)
+        files += _model_files(spec, own, model, tools, program)
         files += [f for i in own.instances for f in _instance_files(spec, own, i, model)]
     proxy, proxy_files = _proxy(fleet, host, platform, serving)
     files += proxy_files
@@ -747,7 +788,7 @@ def _conda_files(
     return files
 
 
-def _model(spec: HostSpec, own: _Serving) -> ModelPlan:
+def _model(spec: HostSpec, own: _Serving, peer: PeerPlan | None, note: str | None) -> ModelPlan:
     manifest = own.manifest
     name = f"{manifest.name}-{manifest.revision}"
     return ModelPlan(
@@ -759,10 +800,37 @@ def _model(spec: HostSpec, own: _Serving) -> ModelPlan:
         files=len(manifest.files),
         token=_token_file(manifest.name, manifest.revision) if spec.model_token else None,
         headers=f"{CONFIG_DIRECTORY}/models/{name}.headers.json" if own.headers else None,
+        rate_limit=spec.model_rate_limit,
+        peer=peer,
+        note=note,
     )
 
 
-def _model_files(spec: HostSpec, own: _Serving, model: ModelPlan) -> list[PlannedFile]:
+def _peer(
+    fleet: Fleet, host: FleetHost, serving: dict[str, _Serving]
+) -> tuple[PeerPlan | None, str | None]:
+    """How ``host`` shares its model, or why it does not; neither where it is not asked for."""
+    own = serving[host.name]
+    shares = [
+        f"{_bracketed(other.spec.storage_address)}:{other.spec.peer_port}"
+        for other in fleet.hosts
+        if other.spec.peer_transfer
+        and other.spec.storage_address
+        and other.name in serving
+        and serving[other.name].manifest.digest == own.manifest.digest
+    ]
+    if not host.spec.peer_transfer or not host.spec.storage_address or len(shares) < 2:
+        return None, None
+    if own.torrent is None:
+        return None, "not shared between hosts: make model.torrent (fp8fleet manifest torrent)"
+    name = f"{own.manifest.name}-{own.manifest.revision}"
+    listen = f"{_bracketed(host.spec.storage_address)}:{host.spec.peer_port}"
+    return PeerPlan(f"{CONFIG_DIRECTORY}/models/{name}.torrent", listen, tuple(shares)), None
+
+
+def _model_files(
+    spec: HostSpec, own: _Serving, model: ModelPlan, tools: EnvironmentPlan, program: str
+) -> list[PlannedFile]:
     sources = spec.model_sources or tuple(own.manifest.sources)
     if not sources:
         raise OperatorError(
@@ -772,6 +840,16 @@ def _model_files(spec: HostSpec, own: _Serving, model: ModelPlan) -> list[Planne
     files = [PlannedFile("model", model.manifest, text.encode())]
     if own.headers and model.headers:
         files.append(PlannedFile("model", model.headers, own.headers))
+    if own.torrent and model.peer:
+        files.append(PlannedFile("model", model.peer.torrent, own.torrent))
+        values = {
+            "spec": spec,
+            "model": model,
+            "peer": model.peer,
+            "digest": hashlib.sha256(own.torrent).hexdigest(),
+            "run": f"{tools.interpreter} {program}",
+        }
+        files.append(_file("model", f"{UNIT_DIRECTORY}/{PEER_UNIT}", values))
     if spec.model_token and model.token:
         files.append(_secret_file("model", model.token, spec.model_token))
     return files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,11 +40,18 @@ def begin() -> None:
     """
     global _session
     context = click.get_current_context()
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         _session = _begin(context.params)
     except OperatorError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _interrupted(*_: object) -> None:
+    """pyinfra would exit with 0, as if the hosts were done."""
+    print("interrupted; run the same command again to go on", file=sys.stderr)
+    sys.exit(130)
 
 
 def current() -> Session:

@@ -43,14 +43,31 @@ def _sha256(value: str) -> str:
 def _absolute(value: str) -> str:
     if not value.startswith("/") or ".." in value.split("/") or value.endswith("/"):
         raise ValueError("an absolute path without '..' and without a slash at its end is needed")
-    if not re.fullmatch(r"[\w./@+-]+", value):
-        raise ValueError("only letters, digits and ./@+-_ may stand in a path")
+    if not re.fullmatch(r"(/\w[\w.@+-]*)+", value):
+        raise ValueError("only letters, digits and .@+-_ may stand in a path, letters first")
+    return value
+
+
+def _own_directory(value: str) -> str:
+    top = value.split("/")[1]
+    if value in ("/opt", "/var", "/var/lib", "/var/cache", "/srv", "/mnt", "/data"):
+        raise ValueError("a directory of its own is needed below that one")
+    if top in ("home", "root", "tmp", "run"):
+        raise ValueError(f"the servers cannot see /{top} (ProtectHome, PrivateTmp): use another")
+    if top in ("proc", "sys", "dev", "boot", "etc", "usr", "bin", "sbin", "lib", "lib64"):
+        raise ValueError(f"/{top} belongs to the system: use another")
     return value
 
 
 def _url(value: str) -> str:
     if not re.fullmatch(r"(https?|file)://[\w.~:/?#@!&*+,;=%\[\]-]+", value):
         raise ValueError("a http://, https:// or file:// URL is needed, without quotes and spaces")
+    return value
+
+
+def _web(value: str) -> str:
+    if value.startswith("file:"):
+        raise ValueError("a http:// or https:// URL is needed")
     return value
 
 
@@ -61,6 +78,12 @@ def _address(value: str) -> str:
         raise ValueError(
             "an IP address is needed (a name may resolve to the SSH network)"
         ) from None
+
+
+def _no_root(value: str) -> str:
+    if value == "root":
+        raise ValueError("the servers run without privileges: name another user")
+    return value
 
 
 def _known(kind: str, table: dict[str, Any]) -> AfterValidator:
@@ -80,6 +103,7 @@ def _quoted(value: Any) -> Any:
 
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+OwnDirectory = Annotated[str, AfterValidator(_absolute), AfterValidator(_own_directory)]
 Url = Annotated[str, AfterValidator(_url)]
 PythonVersion = Annotated[
     str, BeforeValidator(_quoted), StringConstraints(pattern=r"^3\.[0-9]{1,2}$")
@@ -89,9 +113,16 @@ Source = Annotated[str, AfterValidator(_url), AfterValidator(check_source)]
 Address = Annotated[str, AfterValidator(_address)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,40}$")]
-LinuxUser = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]
-Seconds = Annotated[int, Field(ge=1, strict=True)]
+LinuxUser = Annotated[
+    str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$"), AfterValidator(_no_root)
+]
+Seconds = Annotated[int, Field(ge=1, le=604800, strict=True)]
 OneLine = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$")]
+KernelParameter = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+([./][a-z0-9_-]+)+$")]
+ProjectFile = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
+AptSource = Annotated[str, StringConstraints(pattern=r"^deb [^\x00-\x1f\x7f]+$")]
+Channel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][\w.:/@+~-]*$")]
+WebUrl = Annotated[str, AfterValidator(_url), AfterValidator(_web)]
 Option = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -105,7 +136,9 @@ class InstanceSpec(Spec):
     """One vLLM server of a host."""
 
     name: Name = Field(description="Name of the server: of its unit, files and upstream.")
-    port: Port = Field(description="TCP port it listens on.")
+    port: Annotated[int, Field(ge=1024, le=65535, strict=True)] = Field(
+        description="TCP port it listens on; an ordinary user's, at least 1024."
+    )
     devices: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = Field(
         default=(), description="Indices of the devices it may use. Empty on a CPU host."
     )
@@ -144,6 +177,8 @@ _OWNED_OPTIONS = {
     "tensor-parallel-size": "the instance's tensor_parallel_size",
     "served-model-name": "served_model_name",
     "shutdown-timeout": "drain_timeout",
+    "uds": "the instance's port",
+    "headless": "the instance itself",
 }
 
 
@@ -180,14 +215,14 @@ class HostSpec(Spec):
     service_user: LinuxUser = Field(
         default="vllm", description="System user, without a shell, that runs the servers."
     )
-    install_directory: AbsolutePath = Field(
+    install_directory: OwnDirectory = Field(
         default="/opt/fp8fleet", description="Where environments and tools are installed."
     )
-    model_directory: AbsolutePath = Field(
+    model_directory: OwnDirectory = Field(
         default="/var/lib/fp8fleet/models",
         description="Where models lie: a folder a model, in it one a revision.",
     )
-    cache_directory: AbsolutePath = Field(
+    cache_directory: OwnDirectory = Field(
         default="/var/cache/fp8fleet",
         description="Compile caches of the engine, one folder a release; keep it on a local disk.",
     )
@@ -197,15 +232,15 @@ class HostSpec(Spec):
         " The SSH name is never an upstream.",
     )
     storage_address: Address | None = Field(
-        default=None, description="Address in the storage network, for model transfers."
+        default=None, description="Address in the storage network, for transfers between hosts."
     )
-    sysctl: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9_./-]+$")], int | OneLine] = (
-        Field(
-            default={"net.core.somaxconn": 4096},
-            description="Kernel parameters, written to /etc/sysctl.d/90-fp8fleet.conf.",
-        )
+    sysctl: dict[
+        Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+([./][a-z0-9_-]+)+$")], int | OneLine
+    ] = Field(
+        default={"net.core.somaxconn": 4096},
+        description="Kernel parameters, written to /etc/sysctl.d/90-fp8fleet.conf.",
     )
-    nofile_limit: Annotated[int, Field(ge=1024, strict=True)] = Field(
+    nofile_limit: Annotated[int, Field(ge=1024, le=1073741816, strict=True)] = Field(
         default=1048576, description="Open files a server may have."
     )
 
@@ -215,7 +250,7 @@ class HostSpec(Spec):
     )
 
     # Package sources
-    apt_sources: tuple[OneLine, ...] | None = Field(
+    apt_sources: tuple[AptSource, ...] | None = Field(
         default=None,
         description="Lines of an apt source list (`deb ...`) that replaces the host's own sources:"
         " a site mirror. Unset: the host's own are used.",
@@ -231,8 +266,10 @@ class HostSpec(Spec):
     conda_frontend_path: AbsolutePath | None = Field(
         default=None, description="A conda frontend (conda or micromamba) that hosts already have."
     )
-    conda_channels: tuple[OneLine, ...] = Field(
-        default=("conda-forge",), description="Conda channels, in order; no other is used."
+    conda_channels: tuple[Channel, ...] = Field(
+        default=("conda-forge",),
+        min_length=1,
+        description="Conda channels, in order; no other is used.",
     )
     package_index: Url | None = Field(
         default=None,
@@ -244,7 +281,7 @@ class HostSpec(Spec):
     ca_bundle: AbsolutePath | None = Field(
         default=None, description="CA bundle on the hosts for every download."
     )
-    proxy: Url | None = Field(
+    proxy: WebUrl | None = Field(
         default=None, description="HTTP proxy for every download of the hosts."
     )
     no_proxy: tuple[OneLine, ...] = Field(
@@ -252,7 +289,7 @@ class HostSpec(Spec):
     )
 
     # Engine
-    tools_requirements: str = Field(
+    tools_requirements: ProjectFile = Field(
         default="locks/tools.txt",
         description="Hash-locked requirements of the tools environment, relative to the project.",
     )
@@ -270,7 +307,7 @@ class HostSpec(Spec):
         description="`wheel`: nothing is compiled. `source`: what has no wheel in the lock is"
         " built on the host.",
     )
-    engine_requirements: str | None = Field(
+    engine_requirements: ProjectFile | None = Field(
         default=None,
         description="Hash-locked requirements of the engine, relative to the project"
         " (`fp8fleet lock`).",
@@ -293,7 +330,7 @@ class HostSpec(Spec):
     )
 
     # Model
-    model_manifest: str | None = Field(
+    model_manifest: ProjectFile | None = Field(
         default=None, description="Manifest of the model, relative to the project."
     )
     model_sources: tuple[Source, ...] = Field(
@@ -302,6 +339,17 @@ class HostSpec(Spec):
     )
     model_token: SecretRef | None = Field(
         default=None, description="Bearer token for the model's sources (`env:NAME`, `file:PATH`)."
+    )
+    model_rate_limit: Annotated[float, Field(ge=0.1)] | None = Field(
+        default=None, description="Megabytes a second that a host fetches, and gives. Unset: all."
+    )
+    peer_transfer: bool = Field(
+        default=True,
+        description="Hosts with a storage_address give each other the files of a model that has a"
+        " `model.torrent` beside its manifest: many hosts cost its source about one copy.",
+    )
+    peer_port: Port = Field(
+        default=6881, description="Port on storage_address for transfers between hosts."
     )
     served_model_name: ModelId | None = Field(
         default=None, description="Model id that clients name. Unset: the manifest's name."
@@ -321,7 +369,7 @@ class HostSpec(Spec):
     drain_timeout: Seconds = Field(
         default=120, description="Seconds a stopping server may use to end running requests."
     )
-    warm_up_concurrency: Annotated[int, Field(ge=0, strict=True)] = Field(
+    warm_up_concurrency: Annotated[int, Field(ge=0, le=4096, strict=True)] = Field(
         default=16,
         description="Largest batch sent to a started server before it takes traffic; 0: none.",
     )
@@ -331,7 +379,7 @@ class HostSpec(Spec):
     nginx_server_name: Annotated[str, StringConstraints(pattern=r"^[\w.*-]+( [\w.*-]+)*$")] = Field(
         default="_", description="Host names of the proxy, `_` for any."
     )
-    nginx_read_timeout: Annotated[int, Field(ge=300, strict=True)] = Field(
+    nginx_read_timeout: Annotated[int, Field(ge=300, le=604800, strict=True)] = Field(
         default=600, description="Seconds between two bytes of an answer; at least 300."
     )
     nginx_connect_timeout: Seconds = Field(default=5, description="Seconds to connect to a server.")
@@ -363,6 +411,8 @@ class HostSpec(Spec):
     def _check_ports(self) -> None:
         users: dict[int, str] = {}
         ports = [(f"instance {i.name}", i.port) for i in self.instances]
+        if self.storage_address and self.peer_transfer:
+            ports.append(("peer_port", self.peer_port))
         ports += [
             ("nginx_listen", self.nginx_listen),
             ("nginx_status_port", self.nginx_status_port),
@@ -377,6 +427,8 @@ class HostSpec(Spec):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"instances: the name {name} is used twice")
+        if "peer" in names:
+            raise ValueError("instances: the name peer is taken by the unit that shares models")
         for instance in self.instances:
             if self.accelerator not in (None, "cpu") and not instance.devices:
                 raise ValueError(f"instances: {instance.name}: devices must list at least one")

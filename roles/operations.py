@@ -33,7 +33,7 @@ class Streamed(StringCommand):
 def streamed(command: str, env: Mapping[str, str] | None = None) -> Streamed:
     """``command`` with visible output, waiting for whatever a killed run left working."""
     variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in (env or {}).items())
-    return Streamed(f"flock --timeout 1800 {WORK_LOCK} env {variables} {command}")
+    return Streamed(f"umask 022; flock --timeout 1800 {WORK_LOCK} env {variables} {command}")
 
 
 def failed(message: str) -> FunctionCommand:
@@ -94,7 +94,7 @@ def _say(text: str) -> None:
 def _directory_command(directory: PlannedDirectory) -> StringCommand:
     path = shlex.quote(directory.path)
     return StringCommand(
-        f"mkdir -p {path} && chown {directory.owner}:{directory.group} {path}"
+        f"umask 022; mkdir -p {path} && chown {directory.owner}:{directory.group} {path}"
         f" && chmod {directory.mode} {path}"
     )
 

@@ -17,7 +17,7 @@ from roles.operations import streamed
 def frontend(plan: HostPlan) -> Iterator[StringCommand]:
     """Fetch the conda frontend, check its SHA256, install it to its versioned prefix."""
     front = plan.frontend
-    if front.prefix is None or front.url is None or _is_whole(front.prefix):
+    if front.prefix is None or front.url is None or _is_whole(front.prefix, front.program):
         return
     prefix, download = front.prefix, f"{front.prefix}.download"
     yield streamed(f"sh -c 'rm -rf {prefix} && mkdir -p {prefix}/bin'")
@@ -40,7 +40,7 @@ def frontend(plan: HostPlan) -> Iterator[StringCommand]:
 def tools_environment(plan: HostPlan) -> Iterator[StringCommand]:
     """Make the tools environment; its uv then fills the engine's."""
     environment = plan.tools
-    if _is_whole(environment.prefix):
+    if _is_whole(environment.prefix, environment.interpreter):
         return
     yield from _create(plan, environment)
     trusted = [f"--trusted-host={name}" for name in plan.trusted_hosts]
@@ -58,7 +58,7 @@ def tools_environment(plan: HostPlan) -> Iterator[StringCommand]:
 def engine_environment(plan: HostPlan) -> Iterator[StringCommand]:
     """Make the engine's environment: pins first, then everything that the lock names."""
     environment = plan.engine
-    if environment is None or _is_whole(environment.prefix):
+    if environment is None or _is_whole(environment.prefix, environment.interpreter):
         return
     yield from _create(plan, environment)
     uv = f"{plan.tools.prefix}/bin/uv pip install --python {environment.interpreter}"
@@ -72,10 +72,10 @@ def engine_environment(plan: HostPlan) -> Iterator[StringCommand]:
     yield from _prove(plan, environment)
 
 
-def _is_whole(prefix: str) -> bool:
-    stamp = f"{prefix}/{STAMP}"
-    state = host.get_fact(PathStates, paths=[stamp]).get(stamp)
-    return state is not None and state.kind == "file"
+def _is_whole(prefix: str, program: str) -> bool:
+    """Whether the stamp is there, and ``program``, without which the prefix is damaged."""
+    states = host.get_fact(PathStates, paths=[f"{prefix}/{STAMP}", program])
+    return len(states) == 2 and all(state.kind != "absent" for state in states.values())
 
 
 def _stamp(prefix: str) -> StringCommand:

@@ -18,6 +18,13 @@ APT = (
 )
 
 
+# dpkg does not wait for its lock and says so by exit code 2 (dpkg(1)); 60 tries are 5 minutes.
+FINISH_DPKG = (
+    "n=0; until dpkg --force-confold --configure -a; do [ $? -eq 2 ] && [ $n -lt 60 ] || exit 1; "
+    "n=$((n+1)); sleep 5; done"
+)
+
+
 @operation()
 def packages(
     names: Sequence[str], family: str, proxy: str | None, ca_bundle: str | None
@@ -38,7 +45,7 @@ def packages(
         return
     if family == "apt":
         # finishes what a killed run left half-configured; nothing otherwise
-        yield streamed("DEBIAN_FRONTEND=noninteractive dpkg --force-confold --configure -a")
+        yield streamed(f"DEBIAN_FRONTEND=noninteractive sh -c {shlex.quote(FINISH_DPKG)}")
         yield streamed(f"{APT} update")
         yield streamed(f"{APT} --no-install-recommends install {missing}")
     else:

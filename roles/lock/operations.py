@@ -18,6 +18,7 @@ from pyinfra.connectors.util import make_unix_command_for_host
 from roles.operations import failed
 
 LOCK_FILE = "/run/fp8fleet.lock"
+ANSWER = "fp8fleet-lock: "
 HEARTBEAT_S = 15
 """Seconds between signs of life; the host gives the lock up after four without one."""
 
@@ -35,12 +36,17 @@ def hold_lock() -> Iterator[FunctionCommand]:
         return
     command = _unix_command(_hold_script())
     stdin, stdout, stderr = client.exec_command(command)
-    answer = stdout.readline().strip()
+    # a shell's start-up files may print lines of their own
+    answers = (line.strip() for line in stdout)
+    answer = next((line for line in answers if line.startswith(ANSWER)), "")
+    answer = answer.removeprefix(ANSWER)
     if answer != "held":
-        holder = answer or stderr.read().decode(errors="replace").strip()
         yield failed(
-            f"another run works on this host: {holder}; wait until it ends"
+            f"another run works on this host: {answer}; wait until it ends"
             " (the lock of a dead run is released within a minute)"
+            if answer
+            else f"the run lock {LOCK_FILE} cannot be taken:"
+            f" {' '.join(stderr.read().decode(errors='replace').split())}"
         )
         return
     host.connector_data["fp8fleet_lock"] = gevent.spawn(_beat, stdin, stdout)
@@ -50,9 +56,11 @@ def _hold_script() -> str:
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     holder = f"{getpass.getuser()}@{platform.node()}, process {os.getpid()}, since {now}"
     alive = f'while [ -n "$(timeout {4 * HEARTBEAT_S} head -n 1)" ]; do :; done'
-    inner = f"echo {shlex.quote(holder)} >{LOCK_FILE}.holder; echo held; {alive}"
+    inner = (
+        f"echo {shlex.quote(holder)} >{LOCK_FILE}.holder; echo {shlex.quote(ANSWER)}held; {alive}"
+    )
     held = f"flock --nonblock --conflict-exit-code 75 {LOCK_FILE} sh -c {shlex.quote(inner)}"
-    return f"{held} || {{ [ $? -eq 75 ] && cat {LOCK_FILE}.holder; }}"
+    return f"{held} || {{ [ $? -eq 75 ] && sed 's/^/{ANSWER}/' {LOCK_FILE}.holder; }}"
 
 
 def _unix_command(script: str) -> str:

@@ -4,7 +4,7 @@ from pyinfra import host
 from pyinfra.api.deploy import deploy
 
 from fp8fleet.session import host_plan
-from roles.model.operations import model_files
+from roles.model.operations import model_files, share_model
 from roles.operations import place
 
 
@@ -14,3 +14,4 @@ def install() -> None:
     plan = host_plan(host)
     place(name="Manifest", files=plan.role_files("model"), absent=plan.role_absent("model"))
     model_files(name="Model files", plan=plan)
+    share_model(name="Transfer to other hosts", plan=plan)

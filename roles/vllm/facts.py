@@ -22,23 +22,28 @@ class ServerState:
     """SHA256 of the files that the present start was made of, by path."""
     ready: bool
     """This very start was proved ready, and /health answers."""
+    port_holder: str | None
+    """Another unit of fp8fleet that listens on the server's port."""
 
 
 class Server(FactBase[ServerState]):
     """The state of the server ``unit``; ``check`` is the command that says whether it is ready."""
 
-    def command(self, unit: str, instance: str, check: str) -> str:
+    def command(self, unit: str, instance: str, port: int, check: str) -> str:
         properties = "ActiveState,SubState,UnitFileState,NeedDaemonReload"
         started = f"{RUN_DIRECTORY}/{instance}.started"
         return (
             f"systemctl show {shlex.quote(unit)} -p {properties}; "
             f"sed 's/^/Started=/' {started} 2>/dev/null; "
-            f"{check} >/dev/null 2>&1 && echo Ready=yes; true"
+            f"{check} >/dev/null 2>&1 && echo Ready=yes; "
+            f"for p in $(ss -Hltnp 'sport = :{port}' 2>/dev/null | grep -o 'pid=[0-9]*'); do "
+            "grep -o 'fp8fleet-[^/]*[.]service' /proc/${p#pid=}/cgroup | head -n 1 | "
+            "sed 's/^/Holder=/'; done; true"
         )
 
     @staticmethod
     def default() -> ServerState:
-        return ServerState(False, False, False, {}, False)
+        return ServerState(False, False, False, {}, False, None)
 
     def process(self, output: list[str]) -> ServerState:
         pairs = [line.split("=", 1) for line in output if "=" in line]
@@ -50,6 +55,7 @@ class Server(FactBase[ServerState]):
             needs_reload=values.get("NeedDaemonReload") == "yes",
             started_from={entry[1]: entry[0] for entry in started if len(entry) == 2},
             ready=values.get("Ready") == "yes",
+            port_holder=values.get("Holder"),
         )
 
 

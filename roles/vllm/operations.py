@@ -11,6 +11,7 @@ from pyinfra.api import StringCommand, operation
 
 from fp8fleet.plan import (
     CONFIG_DIRECTORY,
+    PEER_UNIT,
     RUN_DIRECTORY,
     UNIT_DIRECTORY,
     UNIT_PREFIX,
@@ -30,7 +31,11 @@ def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCom
     """
     ready = _ready_command(plan, instance)
     state = host.get_fact(
-        Server, unit=instance.unit, instance=instance.name, check=f"{ready} --check"
+        Server,
+        unit=instance.unit,
+        instance=instance.name,
+        port=instance.port,
+        check=f"{ready} --check",
     )
     if state.needs_reload or not state.active:
         yield StringCommand("systemctl daemon-reload")
@@ -38,6 +43,9 @@ def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCom
         yield StringCommand(f"systemctl enable --quiet {instance.unit}")
     restart = not state.active or state.started_from != _digests(plan, instance)
     if restart:
+        if state.port_holder not in (None, instance.unit):
+            # A renamed server, or two that swap ports: the old one would answer for the new one.
+            yield streamed(f"systemctl stop {state.port_holder}")
         yield StringCommand(f"systemctl reset-failed {instance.unit} 2>/dev/null || true")
         yield streamed(f"systemctl restart {instance.unit}")
     if restart or not state.ready:
@@ -66,9 +74,9 @@ def stop_unplanned(plan: HostPlan) -> Iterator[StringCommand]:
     Not in a run that leaves out the gateway (`--limit`): it would go on to send requests there.
     """
     active = {other.name for other in host.state.inventory.get_active_hosts()}
-    if plan.gateways and not active & set(plan.gateways):
+    if not set(plan.gateways) <= active:
         return
-    planned = {instance.unit for instance in plan.instances}
+    planned = {PEER_UNIT, *(instance.unit for instance in plan.instances)}
     for unit in host.get_fact(UnitNames):
         if unit in planned:
             continue

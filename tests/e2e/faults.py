@@ -27,7 +27,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault == "slow":
             self._slowly(content)
             return
-        if name != BAD:
+        if name != BAD or self.fault == "none":
             self._answer(200, content)
         elif self.fault == "missing":
             self._answer(404, b"no such file")
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def source(folder: Path, fault: str) -> Iterator[tuple[str, list[str]]]:
-    """Serve a model's ``folder`` with a ``fault``: missing, page, truncated, wrong or slow.
+    """Serve a model's ``folder`` with a ``fault``: none, missing, page, truncated, wrong or slow.
 
     Yields:
         The base URL and the list of requests, one line each: file and Range header.

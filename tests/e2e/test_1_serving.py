@@ -117,7 +117,11 @@ def test_one_changed_option_changes_one_file_and_restarts_that_server_only(fleet
     nginx = ssh(MAIN, "systemctl show -P MainPID nginx.service")
     ssh(MAIN, "touch /tmp/before; sleep 0.05")
     changed = instance("second", 8001, max_num_seqs=8)
-    done = fleet.full(fleet.inventory(instances=[instance(), changed]))
+    inventory = fleet.inventory(instances=[instance(), changed])
+    dry = json.loads(fleet.pyinfra(inventory, "--dry", "--json").out)["plan"]
+    pending = ["vLLM | Units, options, environments", "vLLM | Server 2"]
+    assert [op["name"] for op in dry if op["hosts_with_change"]] == pending
+    done = fleet.full(inventory)
     assert done.code == 0, done.text
     newer = ssh(MAIN, "find /etc /opt/fp8fleet /usr/local -newer /tmp/before -type f")
     assert newer.split() == ["/etc/fp8fleet/instances/second.yaml"]
@@ -173,3 +177,10 @@ def test_the_corrected_inventory_serves_again_with_a_key_that_the_proxy_asks_for
     assert complete(url(MAIN), key=secret).status_code == 200
     assert ssh(MAIN, "stat -c %a /etc/fp8fleet/instances/tiny.env") == "600"
     assert secret not in ssh(MAIN, "ps -eo args; journalctl -b --no-pager -u fp8fleet-tiny")
+
+
+def test_a_key_that_the_inventory_no_longer_has_is_gone_from_the_host(fleet: Fleet) -> None:
+    done = fleet.full(fleet.inventory())
+    assert done.code == 0, done.text
+    assert complete(url(MAIN)).status_code == 200
+    assert ssh(MAIN, "grep -rl k3y.only /etc/fp8fleet /etc/systemd /etc/nginx; true") == ""

@@ -113,6 +113,10 @@ gateway = ([("{OTHER}", {{"ssh_hostname": "{named(OTHER).address}"}})],
     done = fleet.full(inventory)
     assert done.code == 0, done.text
     assert f"{address}:8000" in ssh(MAIN, "ss -Hltn 'sport = :8000'")
+    names = [op["name"] for op in done.results["operations"]]
+    assert names.index("vLLM | Server 1") < names.index("Nginx | Configuration")
     assert complete(url(OTHER)).status_code == 200
+    assert ssh(MAIN, "systemctl is-active nginx.service || true") == "inactive"
+    assert ssh(OTHER, "command -v g++ || echo none") == "none"
     again = fleet.full(inventory)
     assert (again.code, again.changed) == (0, []), again.text

@@ -44,6 +44,8 @@ class Made:
             return [f"{name} rw {self.plan.sysctl[name]}" for name in shlex.split(match[1])]
         if "systemctl show" in command:
             return self._unit(command)
+        if "systemctl is-active nginx.service" in command:
+            return ["runs"] if self.plan.proxy else []
         return self._account(command)
 
     def _path(self, path: str) -> str:
@@ -56,7 +58,7 @@ class Made:
                 digest = hashlib.sha256(file.resolved()).hexdigest()
                 return f"file {file.mode} {file.owner} {file.group} {digest} {path}"
         prefixes = [environment.prefix for environment in self.plan.environments]
-        prefixes.append(self.plan.frontend.prefix or "" if self.plan.frontend else "")
+        prefixes.append(self.plan.frontend.prefix or "")
         if path in [f"{prefix}/.fp8fleet-whole" for prefix in prefixes]:
             return f"file 644 root root x {path}"
         return f"absent - - -  {path}"
@@ -65,9 +67,15 @@ class Made:
         on = ["ActiveState=active", "SubState=running", "UnitFileState=enabled"]
         if "nginx.service" in command and self.plan.proxy:
             return [*on, f"Live={self.plan.proxy.digest}"]
-        if any(instance.unit in command for instance in self.plan.instances):
-            return [*on, "NeedDaemonReload=no", "Started=present", "Ready=yes"]
+        for instance in self.plan.instances:
+            if instance.unit in command:
+                started = [self._started(path) for path in instance.files]
+                return [*on, "NeedDaemonReload=no", *started, "Ready=yes"]
         return ["ActiveState=inactive"]
+
+    def _started(self, path: str) -> str:
+        content = next(file.resolved() for file in self.plan.files if file.path == path)
+        return f"Started={hashlib.sha256(content).hexdigest()}  {path}"
 
     def _account(self, command: str) -> list[str]:
         user = self.plan.service_user

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +47,7 @@ class RecordedHost:
     current_op_global_arguments: dict[str, Any] | None = None
     asked: list[tuple[type[FactBase[Any]], dict[str, Any]]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    state: Any = None
 
     def get_fact(self, fact: type[FactBase[Any]], **arguments: Any) -> Any:
         """The recorded value; arguments that the fact doesn't take are an error."""
@@ -62,19 +63,27 @@ class RecordedHost:
 
 
 @contextmanager
-def context(host: RecordedHost, executing: bool = False) -> Iterator[SimpleNamespace]:
-    """pyinfra's ``host`` and ``state`` within the block."""
-    state = SimpleNamespace(is_executing=executing, print_input=False)
+def context(
+    host: RecordedHost, executing: bool = False, run: Sequence[str] | None = None
+) -> Iterator[SimpleNamespace]:
+    """pyinfra's ``host`` and ``state`` within the block; ``run``: the hosts that the run is on."""
+    active = [SimpleNamespace(name=name) for name in run or [host.name]]
+    inventory = SimpleNamespace(get_active_hosts=lambda: active)
+    state = SimpleNamespace(is_executing=executing, print_input=False, inventory=inventory)
+    host.state = state
     with ctx_state.use(state), ctx_host.use(host):
         yield state
 
 
 def commands(
-    operation: Callable[..., Any], facts: Facts | None = None, **arguments: Any
+    operation: Callable[..., Any],
+    facts: Facts | None = None,
+    run: Sequence[str] | None = None,
+    **arguments: Any,
 ) -> list[Command]:
-    """The commands that ``operation`` asks for on a host with these facts."""
+    """The commands that ``operation`` asks for on a host with these facts, in a run on ``run``."""
     host = RecordedHost(facts or {})
-    with context(host):
+    with context(host, run=run):
         inner: Callable[..., Iterator[StringCommand]] = operation._inner  # type: ignore[attr-defined]
         return [_command(command) for command in inner(**arguments)]
 
@@ -126,8 +135,6 @@ def program(folder: Path, name: str, script: str) -> None:
 REPO = Path(__file__).resolve().parents[2]
 _FLEET = make_plan(load_fleet(str(REPO / "inventories/prod.py")), REPO)
 _HOST = _FLEET.hosts["gpu-h100-1"]
-assert _HOST.frontend
-assert _HOST.tools
 assert _HOST.engine
 assert _HOST.model
 _PROXY = _FLEET.hosts["gw-1"].proxy
@@ -185,6 +192,7 @@ def host_plan(**changes: Any) -> HostPlan:
         "model": MODEL,
         "instances": (INSTANCE,),
         "proxy": PROXY,
+        "gateways": (),
     }
     return replace(_HOST, **(values | changes))
 

@@ -13,6 +13,7 @@ import pytest
 from harness import REPO
 
 SECRET = "sk-live-5ecre7"
+OTHER_SECRET = "sk-0ld-5ecre7"
 
 GPU: dict[str, Any] = {
     "platform": "ubuntu-22.04",
@@ -40,13 +41,14 @@ KYLIN = {
 GATEWAY = {"platform": "ubuntu-22.04", "conda_frontend_path": "/opt/conda/bin/conda"}
 
 ONE_HOST = {"serving": {"@fake/gpu-1": GPU}}
-FLEET = {
-    "serving": {
-        "@fake/gpu-1": {**GPU, "service_address": "10.0.0.1"},
-        "@fake/kylin-1": {**KYLIN, "service_address": "10.0.0.2"},
-    },
-    "gateway": {"@fake/gw-1": {**GATEWAY, "served_model_name": "tiny-llama"}},
+ONE_SERVER = {**GPU, "instances": [{"name": "main", "port": 8000, "devices": [0, 1]}]}
+SERVING: dict[str, dict[str, Any]] = {
+    "@fake/gpu-1": {**GPU, "service_address": "10.0.0.1"},
+    "@fake/gpu-2": {**ONE_SERVER, "service_address": "10.0.0.3"},
+    "@fake/kylin-1": {**KYLIN, "service_address": "10.0.0.2"},
 }
+GATEWAYS = {"@fake/gw-1": {**GATEWAY, "served_model_name": "tiny-llama"}}
+FLEET = {"serving": SERVING, "gateway": GATEWAYS}
 
 Groups = dict[str, dict[str, dict[str, Any]]]
 
@@ -102,6 +104,7 @@ def dry(made_from: str, inventory: str, *arguments: str) -> list[dict[str, Any]]
             "PYINFRA_FAKE_DELAY": "0",
             "PYINFRA_FAKE_DELAY_JITTER": "0",
             "FP8FLEET_API_KEY": SECRET,
+            "FP8FLEET_OTHER_KEY": OTHER_SECRET,
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -110,7 +113,8 @@ def dry(made_from: str, inventory: str, *arguments: str) -> list[dict[str, Any]]
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert SECRET not in run.stdout + run.stderr
+    for secret in (SECRET, OTHER_SECRET):
+        assert secret not in run.stdout + run.stderr
     plan = json.loads(run.stdout)["plan"]
     assert isinstance(plan, list)
     return plan
@@ -139,12 +143,34 @@ def test_every_operation_has_a_name_that_holds_no_content(tmp_path: Path) -> Non
 
 def test_a_fleet_gets_each_operation_once_for_all_its_hosts(tmp_path: Path) -> None:
     plan = dry("bare", inventory(tmp_path, "site", FLEET))
-    assert sorted(operation["name"] for operation in plan) == sorted(ORDER)
     found = changes(plan)
-    assert found["Host | Packages"] == ["@fake/gpu-1", "@fake/gw-1", "@fake/kylin-1"]
-    assert found["vLLM | Server 1"] == ["@fake/gpu-1", "@fake/kylin-1"]
+    assert found["Host | Packages"] == [*sorted({*SERVING, *GATEWAYS})]
+    assert found["vLLM | Server 1"] == [*SERVING]
     assert found["vLLM | Server 2"] == ["@fake/gpu-1"]
-    assert found["Nginx | Configuration"] == ["@fake/gw-1"]
+    assert found["Nginx | Configuration"] == [*GATEWAYS]
+    assert found["Nginx | The configuration is live"] == [*GATEWAYS]
+
+
+@pytest.mark.parametrize(
+    ("gateway_first", "last"), [(False, "@fake/kylin-1"), (True, "@fake/gpu-1")]
+)
+def test_a_mixed_fleet_is_worked_on_in_the_order_of_the_page_however_it_is_listed(
+    tmp_path: Path, gateway_first: bool, last: str
+) -> None:
+    """All servers, then the gateway's proxy, then what is no longer asked, then the proof."""
+    serving = {name: SERVING[name] for name in sorted(SERVING, key=lambda name: name == last)}
+    groups = [("serving", serving), ("gateway", GATEWAYS)]
+    fleet = dict(reversed(groups) if gateway_first else groups)
+    plan = dry("bare", inventory(tmp_path, "site", fleet))
+    assert [operation["name"] for operation in plan] == ORDER
+
+
+def test_the_order_holds_in_a_fleet_that_is_as_planned_and_with_a_limit(tmp_path: Path) -> None:
+    site = inventory(tmp_path, "site", FLEET)
+    for arguments in ([], ["--limit", "gateway"], ["--limit", "@fake/gpu-2"]):
+        names = [operation["name"] for operation in dry(site, site, *arguments)]
+        assert names == [name for name in ORDER if name in names]
+        assert set(ORDER) - set(names) <= {"vLLM | Server 1", "vLLM | Server 2"}
 
 
 def test_an_operation_has_one_name_whatever_the_host(tmp_path: Path) -> None:
@@ -173,7 +199,15 @@ LEFT, RIGHT = GPU["instances"]
     [
         (
             {"instances": [LEFT, {**RIGHT, "options": {"max-model-len": 1024}}]},
-            {"vLLM | Units, options, environments"},
+            {"vLLM | Units, options, environments", "vLLM | Server 2"},
+        ),
+        (
+            {"instances": [{**LEFT, "options": {"max-model-len": 1024}}, RIGHT]},
+            {"vLLM | Units, options, environments", "vLLM | Server 1"},
+        ),
+        (
+            {"api_key": "env:FP8FLEET_OTHER_KEY"},
+            {"vLLM | Units, options, environments", "vLLM | Server 1", "vLLM | Server 2"},
         ),
         (
             {"nginx_read_timeout": 900},
@@ -196,7 +230,15 @@ LEFT, RIGHT = GPU["instances"]
         ),
         ({"model_sources": ["https://m.example.com/x"]}, {"Model | Manifest"}),
     ],
-    ids=["option", "proxy", "instance removed", "kernel parameter", "model source"],
+    ids=[
+        "option of the second server",
+        "option of the first server",
+        "API key",
+        "proxy",
+        "instance removed",
+        "kernel parameter",
+        "model source",
+    ],
 )
 def test_a_changed_inventory_touches_only_what_it_changes(
     tmp_path: Path, change: dict[str, Any], operations: set[str]
@@ -204,6 +246,55 @@ def test_a_changed_inventory_touches_only_what_it_changes(
     before = inventory(tmp_path, "before", ONE_HOST)
     plan = dry(before, inventory(tmp_path, "after", with_host(**change)))
     assert set(changes(plan)) == operations
+
+
+@pytest.mark.parametrize(
+    ("key", "operations"),
+    [
+        (
+            "api_key",
+            {"vLLM | Units, options, environments", "vLLM | Server 1", "vLLM | Server 2"},
+        ),
+        ("model_token", {"Model | Manifest"}),
+    ],
+)
+def test_a_secret_that_the_inventory_no_longer_has_is_removed_and_then_all_is_as_planned(
+    tmp_path: Path, key: str, operations: set[str]
+) -> None:
+    before = inventory(tmp_path, "before", with_host(**{key: "env:FP8FLEET_API_KEY"}))
+    without = {name: value for name, value in GPU.items() if name != key}
+    after = inventory(tmp_path, "after", {"serving": {"@fake/gpu-1": without}})
+    assert set(changes(dry(before, after))) == operations
+    assert changes(dry(after, after)) == {}
+
+
+def test_a_host_whose_proxy_moved_to_a_gateway_stops_its_own(tmp_path: Path) -> None:
+    serving = {"@fake/gpu-1": SERVING["@fake/gpu-1"]}
+    before = inventory(tmp_path, "before", {"serving": serving})
+    after = inventory(tmp_path, "after", {"serving": serving, "gateway": GATEWAYS})
+    found = changes(dry(before, after))
+    assert found["Nginx | Configuration"] == ["@fake/gw-1"]
+    assert found["Nginx | The configuration is live"] == ["@fake/gpu-1", "@fake/gw-1"]
+    assert changes(dry(after, after)) == {}
+
+
+@pytest.mark.parametrize(
+    ("limits", "retired"),
+    [
+        ([], ["@fake/gpu-1"]),
+        (["@fake/gpu-1", "gateway"], ["@fake/gpu-1"]),
+        (["serving"], None),
+    ],
+)
+def test_a_server_is_retired_only_in_a_run_that_tells_the_gateway(
+    tmp_path: Path, limits: list[str], retired: list[str] | None
+) -> None:
+    before = inventory(tmp_path, "before", FLEET)
+    gpu = {**SERVING["@fake/gpu-1"], "instances": [LEFT]}
+    fleet = {**FLEET, "serving": {**SERVING, "@fake/gpu-1": gpu}}
+    arguments = [word for limit in limits for word in ("--limit", limit)]
+    plan = dry(before, inventory(tmp_path, "after", fleet), *arguments)
+    assert changes(plan).get("vLLM | Servers no longer planned") == retired
 
 
 def test_limit_works_on_the_chosen_hosts_with_the_whole_fleets_plan(tmp_path: Path) -> None:

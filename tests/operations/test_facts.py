@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from harness import asked, group, owner, program, run
+from harness import PROXY, REPO, asked, commands, group, owner, program, run
 
 from roles.facts import PathState, PathStates
 from roles.host.facts import InstalledPackages, KernelParameter, KernelParameters
 from roles.model.facts import ModelIsWhole
-from roles.nginx.facts import Nginx, NginxState
+from roles.nginx.facts import Nginx, NginxState, OurNginxRuns
+from roles.nginx.operations import live_configuration
 from roles.vllm.facts import Server, ServerState, UnitNames
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -180,9 +182,14 @@ READY = [
     "SubState=running",
     "UnitFileState=enabled",
     "NeedDaemonReload=no",
-    "Started=present",
+    f"Started={EMPTY}  /etc/fp8fleet/instances/main.yaml",
+    "Started=0123  /etc/fp8fleet/instances/main.env",
     "Ready=yes",
 ]
+STARTED_FROM = {
+    "/etc/fp8fleet/instances/main.yaml": EMPTY,
+    "/etc/fp8fleet/instances/main.env": "0123",
+}
 
 
 def changed(**values: str) -> list[str]:
@@ -191,7 +198,12 @@ def changed(**values: str) -> list[str]:
 
 
 def test_a_ready_server_is_all_that() -> None:
-    assert Server().process(READY) == ServerState(True, True, False, True, True)
+    assert Server().process(READY) == ServerState(True, True, False, STARTED_FROM, True)
+
+
+@pytest.mark.parametrize("line", ["Started=", "Started=0123", "Started=  "])
+def test_a_half_written_record_of_a_start_names_no_file(line: str) -> None:
+    assert Server().process([line]).started_from == {}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +224,7 @@ def test_only_a_running_server_is_active(active: str, sub: str, runs: bool) -> N
 
 def test_an_unknown_unit_is_nothing() -> None:
     output = ["ActiveState=inactive", "SubState=dead", "UnitFileState=", "NeedDaemonReload=no"]
-    assert Server().process(output) == ServerState(False, False, False, False, False)
+    assert Server().process(output) == ServerState(False, False, False, {}, False)
     assert Server().process([]) == Server.default()
 
 
@@ -248,17 +260,23 @@ def test_a_server_is_ready_when_the_check_says_so(systemd: Path, check: str, rea
     assert server_asked(f"sh -c '{check}'").ready is ready
 
 
-def test_a_server_that_changed_since_its_start_is_told_by_its_files(systemd: Path) -> None:
-    """What the unit's ExecStartPre wrote is compared with the files as they are."""
-    options = systemd / "main.yaml"
+def test_a_server_tells_what_its_start_was_made_of_whatever_the_files_are_now(
+    systemd: Path,
+) -> None:
+    """It is what the unit's ExecStartPre wrote."""
+    options, variables = systemd / "main.yaml", systemd / "main.env"
     options.write_text("a: 1\n")
-    assert not server_asked().started_from_present_files
-    run(f"sha256sum {options} >{systemd}/main.started")
-    assert server_asked().started_from_present_files
+    variables.write_text("")
+    assert server_asked().started_from == {}
+    run(f"sha256sum {options} {variables} >{systemd}/main.started")
+    started = {
+        str(options): hashlib.sha256(b"a: 1\n").hexdigest(),
+        str(variables): EMPTY,
+    }
+    assert server_asked().started_from == started
     options.write_text("a: 2\n")
-    assert not server_asked().started_from_present_files
-    options.unlink()
-    assert not server_asked().started_from_present_files
+    variables.unlink()
+    assert server_asked().started_from == started
 
 
 # UnitNames
@@ -310,3 +328,69 @@ def test_a_host_without_nginx_and_curl_serves_nothing(tmp_path: Path) -> None:
     result = run(str(Nginx().command(status_port=1)), env={"PATH": str(tmp_path)})
     assert result.returncode == 0
     assert Nginx().process(result.stdout.splitlines()) == Nginx.default()
+
+
+# OurNginxRuns
+
+OURS = (REPO / "tests/data/golden/gw-1/etc/nginx/nginx.conf").read_text()
+SYSTEMCTL = """\
+case "$1" in
+  is-active) echo active; [ -e {folder}/active ] ;;
+  is-enabled) echo enabled; [ -e {folder}/enabled ] ;;
+  disable) [ "$2" = --now ] && rm -f {folder}/active {folder}/enabled ;;
+esac"""
+
+
+def our_nginx_runs(folder: Path) -> bool:
+    """The fact, with the configuration and the unit's state in ``folder``."""
+    command = OurNginxRuns().command().replace("/etc/nginx/nginx.conf", f"{folder}/nginx.conf")
+    result = run(command)
+    assert result.returncode == 0
+    return OurNginxRuns().process(result.stdout.splitlines())
+
+
+@pytest.fixture
+def nginx_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for Nginx's configuration and the state of its unit."""
+    program(tmp_path / "bin", "systemctl", SYSTEMCTL.format(folder=tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("configuration", "unit", "runs"),
+    [
+        (OURS, ["active", "enabled"], True),
+        (OURS, ["active"], True),
+        (OURS, ["enabled"], True),
+        (OURS, [], False),
+        ("http { }\n", ["active", "enabled"], False),
+        (None, ["active", "enabled"], False),
+        (None, [], False),
+    ],
+)
+def test_only_an_nginx_of_ours_that_runs_or_would_at_boot_counts(
+    nginx_unit: Path, configuration: str | None, unit: list[str], runs: bool
+) -> None:
+    if configuration is not None:
+        (nginx_unit / "nginx.conf").write_text(configuration)
+    for state in unit:
+        (nginx_unit / state).touch()
+    assert our_nginx_runs(nginx_unit) is runs
+    assert OurNginxRuns.default() is False
+
+
+def test_the_nginx_of_a_host_without_a_proxy_is_stopped_once(nginx_unit: Path) -> None:
+    (nginx_unit / "nginx.conf").write_text(OURS)
+    for state in ("active", "enabled"):
+        (nginx_unit / state).touch()
+    facts = {OurNginxRuns: lambda: our_nginx_runs(nginx_unit)}
+    (stop,) = commands(live_configuration, facts, proxy=None)
+    assert run(stop).returncode == 0
+    assert commands(live_configuration, facts, proxy=None) == []
+    assert (nginx_unit / "nginx.conf").exists()
+
+
+def test_a_planned_proxy_never_asks_whether_an_nginx_of_ours_runs() -> None:
+    live = NginxState(True, True, PROXY.digest)
+    assert commands(live_configuration, {Nginx: live}, proxy=PROXY) == []

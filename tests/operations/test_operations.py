@@ -36,7 +36,7 @@ from pyinfra import logger
 from pyinfra.api import FunctionCommand
 
 from fp8fleet.accept import CheckResult
-from fp8fleet.plan import PlannedDirectory
+from fp8fleet.plan import HostPlan, PlannedDirectory
 from fp8fleet.secrets import SecretRef
 from roles.accept import operations as accept_operations
 from roles.accept.operations import endpoint_answers
@@ -47,7 +47,7 @@ from roles.host.operations import kernel_parameters, packages
 from roles.model import operations as model_operations
 from roles.model.facts import ModelIsWhole
 from roles.model.operations import model_files
-from roles.nginx.facts import Nginx, NginxState
+from roles.nginx.facts import Nginx, NginxState, OurNginxRuns
 from roles.nginx.operations import live_configuration
 from roles.operations import WORK_LOCK, place, streamed
 from roles.vllm.facts import Server, ServerState, UnitNames
@@ -259,6 +259,45 @@ def test_a_link_to_a_directory_is_as_good_as_one(tmp_path: Path) -> None:
 def test_directories_come_before_files(tmp_path: Path) -> None:
     do_place(directories=[directory(tmp_path / "d")], files=[planned_file(tmp_path / "d/f")])
     assert (tmp_path / "d/f").is_file()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the operator reads while operations run."""
+    said: list[str] = []
+    monkeypatch.setattr(logger, "info", said.append)
+    return said
+
+
+@pytest.mark.parametrize("executing", [True, False])
+def test_each_file_that_changes_is_told_when_it_changes(
+    tmp_path: Path, told: list[str], executing: bool
+) -> None:
+    same, other, new = (planned_file(tmp_path / name) for name in ("same", "other", "new"))
+    do_place(files=[same])
+    (tmp_path / "other").write_text("of another inventory")
+    host = RecordedHost({PathStates: lambda paths: real_states(paths)})
+    with context(host, executing):
+        assert len(list(place._inner(files=[same, other, new]))) == 2
+    said = [f"[gpu-1] {other.path}: changed", f"[gpu-1] {new.path}: new"]
+    assert told == (said if executing else [])
+
+
+def test_a_file_that_must_not_be_there_is_removed_once(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("it's a $key", "none", "link")]
+    (tmp_path / "it's a $key").write_text(SECRET)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").write_text("kept")
+    assert do_place(absent=paths) == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["target"]
+    assert do_place(absent=paths) == 0
+
+
+def test_files_and_removals_are_one_fact(tmp_path: Path) -> None:
+    host = RecordedHost({PathStates: ABSENT})
+    with context(host):
+        list(place._inner(files=[planned_file("/a")], absent=("/b",)))
+    assert [arguments["paths"] for _, arguments in host.asked] == [["/a", "/b"]]
 
 
 # streamed
@@ -543,9 +582,16 @@ def test_a_gateway_gets_no_model(session: SimpleNamespace) -> None:
 # vllm
 
 
+PLANNED = [
+    planned_file(path, b"as planned\n", role="vllm")
+    for path in ("/etc/systemd/system/u", "/etc/f/main.yaml", "/etc/f/main.env")
+]
+SERVER = replace(INSTANCE, files=tuple(file.path for file in PLANNED))
+STARTED_FROM = {file.path: hashlib.sha256(file.content).hexdigest() for file in PLANNED}
 FINE = ServerState(
-    active=True, enabled=True, needs_reload=False, started_from_present_files=True, ready=True
+    active=True, enabled=True, needs_reload=False, started_from=STARTED_FROM, ready=True
 )
+OTHER_YAML = {**STARTED_FROM, "/etc/f/main.yaml": EMPTY}
 RELOAD = "systemctl daemon-reload"
 ENABLE = "systemctl enable --quiet fp8fleet-main.service"
 RESET = "systemctl reset-failed fp8fleet-main.service 2>/dev/null || true"
@@ -553,9 +599,14 @@ RESTART = "systemctl restart fp8fleet-main.service"
 READY = "ready"
 
 
+def served_plan() -> HostPlan:
+    """The plan of a host with ``SERVER``'s files among others."""
+    return host_plan(files=(planned_file("/etc/other"), *PLANNED), instances=(SERVER,))
+
+
 def served(state: ServerState) -> list[str]:
     """The commands for a server in ``state``, shortened."""
-    found = lines(serve_instance, {Server: state}, plan=host_plan(), instance=INSTANCE)
+    found = lines(serve_instance, {Server: state}, plan=served_plan(), instance=SERVER)
     short = [re.sub(r"^flock --timeout \d+ \S+ env +", "", line) for line in found]
     return [READY if ".pyz ready " in line else line for line in short]
 
@@ -567,42 +618,54 @@ def served(state: ServerState) -> list[str]:
         ({"enabled": False}, [ENABLE]),
         ({"ready": False}, [READY]),
         ({"ready": False, "enabled": False}, [ENABLE, READY]),
-        ({"started_from_present_files": False}, [RESET, RESTART, READY]),
-        ({"started_from_present_files": False, "ready": False}, [RESET, RESTART, READY]),
-        (
-            {"needs_reload": True, "started_from_present_files": False},
-            [RELOAD, RESET, RESTART, READY],
-        ),
+        ({"started_from": OTHER_YAML}, [RESET, RESTART, READY]),
+        ({"started_from": {}}, [RESET, RESTART, READY]),
+        ({"started_from": {**STARTED_FROM, "/etc/f/more": EMPTY}}, [RESET, RESTART, READY]),
+        ({"started_from": OTHER_YAML, "ready": False}, [RESET, RESTART, READY]),
+        ({"needs_reload": True, "started_from": OTHER_YAML}, [RELOAD, RESET, RESTART, READY]),
         ({"needs_reload": True}, [RELOAD]),
         ({"active": False, "ready": False}, [RELOAD, RESET, RESTART, READY]),
         ({"active": False}, [RELOAD, RESET, RESTART, READY]),
         (
-            {
-                "active": False,
-                "enabled": False,
-                "started_from_present_files": False,
-                "ready": False,
-            },
+            {"active": False, "enabled": False, "started_from": {}, "ready": False},
             [RELOAD, ENABLE, RESET, RESTART, READY],
         ),
     ],
 )
 def test_a_server_gets_what_its_state_lacks_and_no_more(
-    change: dict[str, bool], expected: list[str]
+    change: dict[str, Any], expected: list[str]
 ) -> None:
     assert served(replace(FINE, **change)) == expected
 
 
 def test_a_start_and_its_wait_are_shown_as_they_run() -> None:
-    bare = ServerState(False, False, False, False, False)
-    found = commands(serve_instance, {Server: bare}, plan=host_plan(), instance=INSTANCE)
+    bare = Server.default()
+    found = commands(serve_instance, {Server: bare}, plan=served_plan(), instance=SERVER)
     assert [command.streamed for command in found[-2:]] == [True, True]
+
+
+def test_a_server_that_was_started_with_another_key_is_restarted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The digests are those of the files with their secrets, as the host has them."""
+    reference = SecretRef.parse("env:FP8FLEET_TEST_KEY")
+    content = f"KEY={reference.placeholder}\n".encode()
+    file = planned_file("/etc/f/main.env", content, secrets=(reference,))
+    plan = host_plan(files=(file,))
+    server = replace(INSTANCE, files=(file.path,))
+    started = {file.path: hashlib.sha256(f"KEY={SECRET}\n".encode()).hexdigest()}
+    facts = {Server: replace(FINE, started_from=started)}
+    monkeypatch.setenv("FP8FLEET_TEST_KEY", SECRET)
+    assert lines(serve_instance, facts, plan=plan, instance=server) == []
+    monkeypatch.setenv("FP8FLEET_TEST_KEY", "sk-0ther")
+    found = lines(serve_instance, facts, plan=plan, instance=server)
+    assert [RESTART in line for line in found] == [False, True, False]
 
 
 def ready_words(**changes: Any) -> list[str]:
     facts = {Server: replace(FINE, ready=False)}
-    instance = replace(INSTANCE, **changes)
-    (command,) = lines(serve_instance, facts, plan=host_plan(), instance=instance)
+    instance = replace(SERVER, **changes)
+    (command,) = lines(serve_instance, facts, plan=served_plan(), instance=instance)
     return shlex.split(command)
 
 
@@ -630,11 +693,11 @@ def test_the_state_is_asked_with_the_check_that_changes_nothing() -> None:
     seen: list[str] = []
 
     def server(unit: str, instance: str, check: str) -> ServerState:
-        assert (unit, instance) == (INSTANCE.unit, INSTANCE.name)
+        assert (unit, instance) == (SERVER.unit, SERVER.name)
         seen.append(check)
         return FINE
 
-    assert lines(serve_instance, {Server: server}, plan=host_plan(), instance=INSTANCE) == []
+    assert lines(serve_instance, {Server: server}, plan=served_plan(), instance=SERVER) == []
     assert seen[0].endswith("--check")
     assert "flock" not in seen[0]
 
@@ -669,6 +732,26 @@ def test_a_host_that_serves_no_more_loses_every_server() -> None:
     assert len([line for line in found if "disable --now" in line]) == 2
 
 
+@pytest.mark.parametrize(
+    ("gateways", "active", "stops"),
+    [
+        ((), ["gpu-1"], True),
+        (("gw-1",), ["gpu-1", "gw-1"], True),
+        (("gw-1",), ["gpu-1"], False),
+        (("gw-1",), ["gpu-1", "gpu-2"], False),
+        (("gw-1", "gw-2"), ["gpu-1", "gw-1", "gw-2"], True),
+        (("gw-1", "gw-2"), ["gpu-1"], False),
+        (("gw-1", "gw-2"), ["gpu-1", "gw-1"], False),
+    ],
+)
+def test_a_server_that_a_gateway_outside_the_run_may_still_ask_is_not_stopped(
+    gateways: tuple[str, ...], active: list[str], stops: bool
+) -> None:
+    facts = {UnitNames: ["fp8fleet-old.service"]}
+    plan = host_plan(gateways=gateways)
+    assert bool(commands(stop_unplanned, facts, run=active, plan=plan)) is stops
+
+
 # nginx
 
 
@@ -692,6 +775,12 @@ def test_nginx_gets_what_its_state_lacks_and_no_more(
     found = lines(live_configuration, {Nginx: state}, proxy=PROXY)
     short = [line.split()[1] if line.startswith("systemctl") else "wait" for line in found]
     assert short == expected
+
+
+def test_a_host_without_a_planned_proxy_keeps_no_nginx_of_ours() -> None:
+    stop = ["systemctl disable --now --quiet nginx.service"]
+    assert lines(live_configuration, {OurNginxRuns: True}, proxy=None) == stop
+    assert lines(live_configuration, {OurNginxRuns: False}, proxy=None) == []
 
 
 def wait_command(folder: Path, answer: str) -> Any:
@@ -739,6 +828,12 @@ def test_acceptance_that_passes_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     found, calls = accepted(monkeypatch, True, True)
     assert found == []
     assert [call[:3] for call in calls] == [(PROXY.url, PROXY.model_id, None)]
+
+
+def test_a_host_without_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept_operations, "check_endpoint", None)
+    with context(RecordedHost({}), executing=True):
+        assert list(endpoint_answers._inner(proxy=None)) == []
 
 
 def test_acceptance_asks_nothing_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,30 +158,33 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def _span(handler: Handler) -> int | None:
-    """First byte of the range that is asked for, if it may be answered."""
+def _span(handler: Handler) -> tuple[int, int | None] | None:
+    """First and last byte of the range that is asked for, if it may be answered."""
     asked = handler.headers.get("Range")
     etag = handler.owner.etags.get(handler.path.lstrip("/"))
     condition = handler.headers.get("If-Range")
     if asked is None or (condition is not None and condition != etag):
         return None
-    return int(asked.removeprefix("bytes=").split("-")[0])
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    return int(first), int(last) if last else None
 
 
 def _start_file(handler: Handler, body: bytes) -> bytes:
     """Send the headers of an ordinary answer; returns the bytes to follow."""
     etag = handler.owner.etags.get(handler.path.lstrip("/"))
     extra: dict[str, str | int] = {"ETag": etag} if etag else {}
-    start = _span(handler)
-    if start is None:
+    asked = _span(handler)
+    if asked is None:
         handler.start(200, Content_Length=len(body), Accept_Ranges="bytes", **extra)
         return body
+    start, last = asked
     if start >= len(body):
         handler.start(416, Content_Range=f"bytes */{len(body)}", Content_Length=0)
         return b""
-    span = f"bytes {start}-{len(body) - 1}/{len(body)}"
-    handler.start(206, Content_Length=len(body) - start, Content_Range=span, **extra)
-    return body[start:]
+    part = body[start:] if last is None else body[start : last + 1]
+    span = f"bytes {start}-{start + len(part) - 1}/{len(body)}"
+    handler.start(206, Content_Length=len(part), Content_Range=span, **extra)
+    return part
 
 
 def serve_file(handler: Handler) -> None:

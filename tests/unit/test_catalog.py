@@ -48,7 +48,16 @@ def test_every_platform_has_a_known_package_family_and_a_c_library() -> None:
     for name, platform in catalog.platforms().items():
         assert platform.family in ("apt", "dnf"), name
         assert re.fullmatch(r"2\.\d\d", platform.glibc), name
-        assert "nginx" in platform.packages, name
+        assert platform.proxy_packages == ("nginx",), name
+        compiler = "g++" if platform.family == "apt" else "gcc-c++"
+        assert {compiler, "numactl"} <= set(platform.serving_packages), name
+        assert {"ca-certificates", "curl"} <= set(platform.packages), name
+
+
+def test_a_package_has_one_purpose() -> None:
+    for name, platform in catalog.platforms().items():
+        named = [*platform.packages, *platform.serving_packages, *platform.proxy_packages]
+        assert len(named) == len(set(named)), name
 
 
 def test_releases_before_0_18_cannot_drain() -> None:

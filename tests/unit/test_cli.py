@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fleets import DIGEST, INSTANCE, PROD, REPO, Ran, Site, fp8fleet
 
-from fp8fleet.cli import main
+from fp8fleet.cli import RENDERED, main
 
 SECRET = "sk-live-5ecre7"
 
@@ -262,9 +262,9 @@ def test_render_writes_every_file_where_it_lands(
     project: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["render", PROD, "--out", str(tmp_path)]) == 0
-    hosts = sorted(path.name for path in tmp_path.iterdir())
+    hosts = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert hosts == ["gpu-a100-1", "gpu-h100-1", "gpu-h100-2", "gpu-kylin-1", "gw-1"]
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = [path for host in hosts for path in (tmp_path / host).rglob("*") if path.is_file()]
     assert capsys.readouterr().out == f"{len(files)} files of 5 hosts in {tmp_path}\n"
     assert (tmp_path / "gw-1/etc/nginx/nginx.conf").is_file()
     assert (tmp_path / "gpu-h100-1/etc/systemd/system/fp8fleet-left.service").is_file()
@@ -286,6 +286,47 @@ def test_rendering_again_gives_the_same_bytes(project: None, tmp_path: Path) -> 
     first = tree()
     assert main(["render", PROD, "--out", str(tmp_path)]) == 0
     assert tree() == first
+
+
+def test_what_an_earlier_rendering_left_is_gone_after_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site.root)
+    out = Path("new/out")
+    site.hosts = {"gpu-1": {"nginx_listen": 81}, "gpu-2": {"nginx_listen": 82}}
+    assert main(["render", site.inventory(), "--out", str(out)]) == 0
+    assert (out / "gpu-2/etc/nginx/nginx.conf").is_file()
+    (out / "gpu-1/added").touch()
+    del site.hosts["gpu-2"]
+    assert main(["render", site.inventory(), "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == [RENDERED, "gpu-1"]
+    assert not (out / "gpu-1/added").exists()
+
+
+@pytest.mark.parametrize("content", ["notes.txt", ".hidden", "folder/x", "gw-1/etc/nginx.conf"])
+def test_a_folder_that_holds_what_render_did_not_write_is_refused_and_left(
+    project: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    kept = tmp_path / content
+    kept.parent.mkdir(exist_ok=True, parents=True)
+    kept.write_text("kept")
+    assert main(["render", PROD, "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    line = one_line_refusal(Ran(2, printed.out, printed.err))
+    assert line == f"error: --out {tmp_path}: not empty and not written by render: name another"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept]
+    assert kept.read_text() == "kept"
+
+
+def test_a_wrong_inventory_leaves_the_earlier_rendering(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site.root)
+    assert main(["render", site.inventory(), "--out", "out"]) == 0
+    before = sorted(Path("out").rglob("*"))
+    site.serving["engine_release"] = "9.9.9"
+    assert main(["render", site.inventory(), "--out", "out"]) == 2
+    assert sorted(Path("out").rglob("*")) == before
 
 
 def test_a_rendered_tool_is_a_program_that_runs(project: None, tmp_path: Path) -> None:
@@ -359,4 +400,16 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     said = plan.stderr.read().decode()
     plan.wait(timeout=60)
     plan.stderr.close()
-    assert "Traceback" not in said
+    assert said == ""
+    assert plan.returncode == 1
+
+
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_reader_that_takes_one_line_gets_it_and_no_trace(options: str) -> None:
+    start = "import sys; from fp8fleet.cli import main; sys.exit(main())"
+    piped = f'"$0" -c "{start}" plan {PROD} {options} | head -1'
+    run = subprocess.run(
+        ["sh", "-c", piped, sys.executable], cwd=REPO, capture_output=True, text=True, check=True
+    )
+    assert len(run.stdout.splitlines()) == 1
+    assert run.stderr == ""

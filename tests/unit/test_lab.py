@@ -12,12 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from fp8fleet.cli import main
 from fp8fleet.errors import CheckFailed, OperatorError
+from lab import cli as lab_cli
 from lab import machine
 from lab.cli import wanted_hosts
 from lab.hosts import in_order
 from lab.processes import alive, recorded, run
-from lab.site import Site, build_once, cache_dir, host, named, site, write_site
+from lab.site import LabHost, Site, build_once, cache_dir, host, named, site, write_site
 from lab.webserver import AccessLine, index_page
 
 OFFER = Site(
@@ -99,6 +101,40 @@ def test_what_the_lab_offers_is_read_as_it_was_written(
     monkeypatch.setattr("lab.site.lab_dir", lambda: tmp_path)
     write_site(OFFER)
     assert site() == OFFER
+
+
+@pytest.fixture
+def destroyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the hosts whose disks the commands of this test would throw away."""
+    names: list[str] = []
+    monkeypatch.setattr("lab.site.lab_dir", lambda: tmp_path)
+    monkeypatch.setenv("FP8FLEET_LAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("lab.hosts.destroy", names.append)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("lab-1", (host(2),)), ("lab-2", (host(1),)), ("lab-3", (host(1), host(2)))]
+)
+def test_a_destroyed_host_is_no_longer_offered(
+    destroyed: list[str], name: str, left: tuple[LabHost, ...]
+) -> None:
+    write_site(OFFER)
+    assert main(["lab", "destroy", name]) == 0
+    assert destroyed == [name]
+    assert site() == OFFER.model_copy(update={"hosts": left})
+
+
+def test_a_host_of_a_lab_that_is_down_can_be_destroyed(destroyed: list[str]) -> None:
+    assert main(["lab", "destroy", "lab-1"]) == 0
+    assert destroyed == ["lab-1"]
+    with pytest.raises(OperatorError, match="the lab is not up"):
+        site()
+
+
+def test_the_lab_offers_what_hosts_of_every_kind_install() -> None:
+    assert {"curl", "g++", "nginx"} <= set(lab_cli._host_packages())
 
 
 def test_the_cache_is_where_the_environment_says(

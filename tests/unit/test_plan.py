@@ -308,7 +308,6 @@ def test_cpu_hosts_get_no_compiler_and_no_cuda(site: Site) -> None:
 
 def test_the_tools_never_mix_with_the_engine(site: Site) -> None:
     host = site.host_plan()
-    assert host.tools
     assert host.engine
     assert host.tools.prefix.startswith("/opt/fp8fleet/tools/")
     assert host.tools.requirements != host.engine.requirements
@@ -911,9 +910,31 @@ def test_apt_gets_the_proxy_and_the_ca_bundle(site: Site) -> None:
 def test_a_kylin_host_has_rpm_packages_and_no_apt_files(prod: FleetPlan) -> None:
     host = prod.hosts["gpu-kylin-1"]
     assert host.family == "dnf"
-    assert "gcc-c++" in host.packages
     assert host.no_login_shell == "/sbin/nologin"
     assert not [file.path for file in host.files if "/apt/" in file.path]
+
+
+ALL = {"ca-certificates", "curl"}
+SERVER = {"g++", "libnuma1", "numactl"}
+
+
+def test_a_host_with_servers_and_proxy_has_the_packages_of_both(site: Site) -> None:
+    assert set(site.host_plan().packages) == ALL | SERVER | {"nginx"}
+    site.serving["platform"] = "kylin-v10"
+    kylin = {"gcc-c++", "numactl", "numactl-libs"}
+    assert set(site.host_plan().packages) == ALL | kylin | {"nginx"}
+
+
+def test_a_gateway_has_no_compiler_and_the_hosts_behind_it_no_nginx(gateway_site: Site) -> None:
+    hosts = gateway_site.plan().hosts
+    assert set(hosts["gw-1"].packages) == ALL | {"nginx"}
+    for name in ("gpu-1", "gpu-2"):
+        assert set(hosts[name].packages) == ALL | SERVER
+
+
+def test_packages_are_listed_once_and_sorted(prod: FleetPlan) -> None:
+    for host in prod.hosts.values():
+        assert list(host.packages) == sorted(set(host.packages))
 
 
 def test_nginx_runs_as_its_distributions_user(site: Site) -> None:
@@ -924,18 +945,15 @@ def test_nginx_runs_as_its_distributions_user(site: Site) -> None:
 
 def test_a_frontend_is_fetched_to_a_prefix_of_its_digest_or_used_where_it_is(site: Site) -> None:
     frontend = site.host_plan().frontend
-    assert frontend
     assert frontend.prefix == f"/opt/fp8fleet/frontend/{DIGEST[:12]}"
     assert frontend.is_installer
     site.serving["conda_frontend_url"] = "https://mirror.example.com/micromamba"
     program = site.host_plan().frontend
-    assert program
     assert not program.is_installer
     site.serving = {
         key: value for key, value in site.serving.items() if not key.startswith("conda_frontend")
     } | {"conda_frontend_path": "/opt/conda/bin/conda"}
     present = site.host_plan().frontend
-    assert present
     assert (present.program, present.prefix, present.url) == ("/opt/conda/bin/conda", None, None)
 
 
@@ -947,6 +965,56 @@ def test_kernel_parameters_and_limits_land_in_files_of_their_own(site: Site) -> 
     assert "vllm hard memlock unlimited" in file_text(
         host, "/etc/security/limits.d/90-fp8fleet.conf"
     )
+
+
+# What must not be there
+
+
+KEY = "/etc/fp8fleet/instances/main.key"
+TOKEN = "/etc/fp8fleet/models/tiny-1.token"
+
+
+@pytest.mark.parametrize(
+    ("setting", "role", "path"), [("api_key", "vllm", KEY), ("model_token", "model", TOKEN)]
+)
+def test_a_secrets_file_is_planned_or_removed(
+    site: Site, setting: str, role: str, path: str
+) -> None:
+    without = site.host_plan()
+    assert without.role_absent(role) == (path,)
+    assert path not in [file.path for file in without.files]
+    site.serving[setting] = "env:FP8FLEET_TEST_KEY"
+    having = site.host_plan()
+    assert having.role_absent(role) == ()
+    assert path in [file.path for file in having.role_files(role)]
+
+
+def test_every_server_without_a_key_loses_its_file(site: Site) -> None:
+    site.serving["instances"] = [INSTANCE, {"name": "more", "port": 8001, "devices": [1]}]
+    keys = ("/etc/fp8fleet/instances/main.key", "/etc/fp8fleet/instances/more.key")
+    assert site.host_plan().role_absent("vllm") == keys
+
+
+def test_a_gateway_removes_nothing(gateway_site: Site) -> None:
+    assert gateway_site.plan().hosts["gw-1"].absent == {}
+
+
+def test_no_file_is_planned_and_removed(prod: FleetPlan) -> None:
+    for host in prod.hosts.values():
+        removed = {path for paths in host.absent.values() for path in paths}
+        assert not removed & {file.path for file in host.files}
+
+
+def test_hosts_know_the_gateways_that_ask_them(gateway_site: Site, prod: FleetPlan) -> None:
+    gateway_site.gateways["gw-2"] = gateway_site.gateways["gw-1"]
+    gateways = {name: host.gateways for name, host in gateway_site.plan().hosts.items()}
+    both = ("gw-1", "gw-2")
+    assert gateways == {"gpu-1": both, "gpu-2": both, "gw-1": (), "gw-2": ()}
+    assert prod.hosts["gpu-h100-1"].gateways == ("gw-1",)
+
+
+def test_a_host_with_its_own_proxy_has_no_gateway(site: Site) -> None:
+    assert site.host_plan().gateways == ()
 
 
 # The worked example

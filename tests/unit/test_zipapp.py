@@ -47,8 +47,9 @@ def test_it_runs_alone_and_needs_no_deploy_library(tmp_path: Path) -> None:
         "import runpy, sys; sys.modules['pyinfra'] = None\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    for command in ("fetch", "verify", "inspect", "ready"):
-        arguments = [sys.executable, "-I", "-c", code, str(path), command, "--help"]
+    for command in ("fetch", "verify", "inspect", "seed", "manifest torrent", "ready"):
+        line = [str(path), *command.split(), "--help"]
+        arguments = [sys.executable, "-I", "-c", code, *line]
         shown = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert shown.returncode == 0, shown.stderr
         assert f"usage: fp8fleet {command}" in shown.stdout

@@ -1,0 +1,163 @@
+"""What an operator sees of a long run: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+
+def human_bytes(count: float) -> str:
+    """``4900000000`` as ``4.9 GB`` (decimal units)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class Reporter:
+    """Is told what happens, from several threads. This one shows nothing."""
+
+    def begin(self, label: str, size: int, done: int) -> None:
+        """``label`` has ``done`` of ``size`` bytes; called again when it starts over."""
+
+    def advance(self, label: str, count: int) -> None:
+        """``count`` more bytes of ``label`` are done."""
+
+    def end(self, label: str, outcome: str) -> None:
+        """``label`` ended: ``verified``, or why not."""
+
+    def note(self, line: str) -> None:
+        """Something that an operator should see."""
+
+
+@dataclass
+class _Shown:
+    """What the plain reporter knows of one file; bytes and monotonic seconds."""
+
+    size: int
+    done: int
+    begun: float
+    begun_done: int
+    last: float
+    last_done: int
+
+
+class PlainReporter(Reporter):
+    """One line a running file every ``interval_s`` seconds and at each end, flushed at once.
+
+    For pipes and SSH, where a progress bar would be noise and silence a defect.
+    """
+
+    def __init__(self, stream: TextIO, interval_s: float = 10.0) -> None:
+        self._stream = stream
+        self._interval_s = interval_s
+        self._files: dict[str, _Shown] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> PlainReporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def begin(self, label: str, size: int, done: int) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._files[label] = _Shown(size, done, now, done, now, done)
+
+    def advance(self, label: str, count: int) -> None:
+        with self._lock:
+            self._files[label].done += count
+
+    def end(self, label: str, outcome: str) -> None:
+        with self._lock:
+            shown = self._files.pop(label)
+            rate = _rate(shown.done - shown.begun_done, time.monotonic() - shown.begun)
+            self._print(_progress_line(label, shown, rate) + f", {outcome}")
+
+    def note(self, line: str) -> None:
+        with self._lock:
+            self._print(line)
+
+    def _tick(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            now = time.monotonic()
+            with self._lock:
+                for label, shown in self._files.items():
+                    rate = _rate(shown.done - shown.last_done, now - shown.last)
+                    self._print(_progress_line(label, shown, rate))
+                    shown.last, shown.last_done = now, shown.done
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{human_bytes(count / max(seconds, 1e-3))}/s"
+
+
+def _progress_line(label: str, shown: _Shown, rate: str) -> str:
+    return f"{label} {human_bytes(shown.done)} of {human_bytes(shown.size)} ({rate})"
+
+
+class RichReporter(Reporter):
+    """A progress bar a file, for terminals."""
+
+    def __init__(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TaskID,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> RichReporter:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def begin(self, label: str, size: int, done: int) -> None:
+        if label in self._tasks:
+            self._progress.remove_task(self._tasks[label])
+        self._tasks[label] = self._progress.add_task(label, total=size, completed=done)
+
+    def advance(self, label: str, count: int) -> None:
+        self._progress.advance(self._tasks[label], count)
+
+    def end(self, label: str, outcome: str) -> None:
+        self._progress.remove_task(self._tasks.pop(label))
+        self.note(f"{label} {outcome}")
+
+    def note(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
+
+
+@contextmanager
+def standard_reporter() -> Iterator[Reporter]:
+    """Progress bars when stdout is a terminal, else plain lines."""
+    with RichReporter() if sys.stdout.isatty() else PlainReporter(sys.stdout) as reporter:
+        yield reporter
