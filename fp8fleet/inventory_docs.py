@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -80,15 +80,20 @@ _PYINFRA_LEAD = (
 _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.Sha256, "SHA256, 64 hex digits"),
     (spec.AbsolutePath, "absolute path"),
+    (spec.OwnDirectory, "absolute path of a directory of its own"),
+    (spec.ProjectFile, "file of the project"),
     (spec.Url, "URL (`http`, `https`, `file`)"),
+    (spec.WebUrl, "URL (`http`, `https`)"),
     (spec.Source, "URL (`http`, `https`, `file`) without login, `?` and `#`"),
     (spec.PythonVersion, 'version in quotes, such as `"3.12"`'),
     (spec.ModelId, "model id: letters, digits, `. _ @ + - /`"),
     (spec.Address, "IP address"),
     (spec.Port, "port, 1-65535"),
     (spec.Name, "name: `a-z 0-9 . -`"),
-    (spec.LinuxUser, "user name"),
-    (spec.Seconds, "seconds, at least 1"),
+    (spec.LinuxUser, "user name, not root"),
+    (spec.Seconds, "seconds, 1 to 604800"),
+    (spec.AptSource, "line that begins with `deb `"),
+    (spec.Channel, "channel, a name or URL"),
     (spec.OneLine, "line of text"),
     (spec.CombinationSpec, "table with `driver`, `engine`, perhaps `cuda`"),
     (SecretRef, "`env:NAME` or `file:/path`"),
@@ -103,9 +108,6 @@ _TYPES = {
     "sysctl": "table: parameter to value",
     "engine_environment": "table: variable to value",
     "options": "table: option to value",
-    "tools_requirements": "file of the project",
-    "engine_requirements": "file of the project",
-    "model_manifest": "file of the project",
     "model_rate_limit": "megabytes a second, at least 0.1",
     "engine_pins": "list of `NAME==VERSION`",
     "nginx_server_name": "names, separated by spaces",
@@ -262,7 +264,10 @@ def _describe(language: _English, hint: Any) -> str:
     if origin is tuple:
         return language.say("list: {}").format(_describe(language, arguments[0]))
     if origin is Annotated and arguments[0] is int and isinstance(arguments[1], FieldInfo):
-        least = next(bound.ge for bound in arguments[1].metadata if isinstance(bound, Ge))
+        bounds = arguments[1].metadata
+        least = next(bound.ge for bound in bounds if isinstance(bound, Ge))
+        if most := [bound.le for bound in bounds if isinstance(bound, Le)]:
+            return language.say("integer, {} to {}").format(least, most[0])
         return language.say("integer, at least {}").format(least)
     return ""
 

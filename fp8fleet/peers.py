@@ -220,7 +220,7 @@ class Exchange:
         """
         self._torrent = torrent
         self._site = site
-        self.have: Sequence[bool] = [False] * len(torrent.pieces)
+        self.have = [False] * len(torrent.pieces)
         self.available: Sequence[int] = [0] * len(torrent.pieces)
         """How many connected peers have each piece."""
         self.connected: set[str] = set()
@@ -281,11 +281,15 @@ class Exchange:
         )
 
     def look(self, wait_s: float) -> Events:
-        """Wait up to ``wait_s`` seconds for something to happen; bring the counters up to date."""
+        """Wait up to ``wait_s`` seconds for something to happen, a piece that is here among it."""
         self._session.wait_for_alert(int(wait_s * 1000))
         events = Events()
         for alert in self._session.pop_alerts():
             self._note(alert, events)
+        return events
+
+    def count(self) -> None:
+        """Bring all counters up to date; what costs too much to do for every piece."""
         status = self._handle.status(lt.torrent_handle.query_pieces)
         # Both lists are empty where the session has nothing to pick: everything is here.
         self.have = status.pieces or [status.is_seeding] * len(self._torrent.pieces)
@@ -294,10 +298,11 @@ class Exchange:
         peers = [peer for peer in self._handle.get_peer_info() if not _opening(peer)]
         self.connected = {peer.ip[0] for peer in peers}
         self.starving = sum(not peer.flags & lt.peer_info.seed for peer in peers)
-        return events
 
     def _note(self, alert: lt.alert, events: Events) -> None:
-        if isinstance(alert, lt.hash_failed_alert):
+        if isinstance(alert, lt.piece_finished_alert):
+            self.have[alert.piece_index] = True
+        elif isinstance(alert, lt.hash_failed_alert):
             events.failed_pieces.append(alert.piece_index)
         elif isinstance(alert, lt.cache_flushed_alert):
             events.flushed = True
@@ -337,6 +342,7 @@ class Exchange:
 def _settings(listen: Address, rate_limit: float | None) -> lt.settings_pack:
     limit = 0 if rate_limit is None else max(1, int(rate_limit))
     alerts = lt.alert_category
+    cores = min(4, len(os.sched_getaffinity(0)))
     return {
         "listen_interfaces": str(listen),
         "outgoing_interfaces": listen.ip,
@@ -365,9 +371,11 @@ def _settings(listen: Address, rate_limit: float | None) -> lt.settings_pack:
         # memory: mapped files would count as ours
         "mmap_file_size_cutoff": 1 << 30,
         "max_queued_disk_bytes": 16 << 20,
-        "aio_threads": 4,
-        "hashing_threads": min(4, len(os.sched_getaffinity(0))),
-        "alert_mask": alerts.error | alerts.status | alerts.storage,
+        "aio_threads": cores,
+        "hashing_threads": cores,
+        # fewer and larger writes to the sockets
+        "send_not_sent_low_watermark": 256 << 10,
+        "alert_mask": alerts.error | alerts.status | alerts.storage | alerts.piece_progress,
         "alert_queue_size": 100_000,
     }
 

@@ -65,6 +65,7 @@ def seed(
         told, seconds = 0, 0.0
         while not stop.wait(1.0):
             error = exchange.look(0).error
+            exchange.count()
             if exchange.cannot_listen:
                 raise CheckFailed(f"{site.listen}: cannot be listened on: {exchange.cannot_listen}")
             if error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -49,9 +50,13 @@ def begin() -> None:
 
 
 def _interrupted(*_: object) -> None:
-    """pyinfra would exit with 0, as if the hosts were done."""
-    print("interrupted; run the same command again to go on", file=sys.stderr)
-    sys.exit(130)
+    """pyinfra would exit with 0, as if the hosts were done.
+
+    An exception would do no better: it rises in whichever greenlet runs, such as SSH's, which
+    prints a traceback, or in the inventory's reader, which takes it for the inventory's own.
+    """
+    print("interrupted; run the same command again to go on", file=sys.__stderr__, flush=True)
+    os._exit(130)
 
 
 def current() -> Session:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -62,6 +63,10 @@ def _own_directory(value: str) -> str:
 def _url(value: str) -> str:
     if not re.fullmatch(r"(https?|file)://[\w.~:/?#@!&*+,;=%\[\]-]+", value):
         raise ValueError("a http://, https:// or file:// URL is needed, without quotes and spaces")
+    try:
+        urlsplit(value)
+    except ValueError as error:
+        raise ValueError(f"{error}: an IPv6 address stands in brackets") from None
     return value
 
 
@@ -234,9 +239,7 @@ class HostSpec(Spec):
     storage_address: Address | None = Field(
         default=None, description="Address in the storage network, for transfers between hosts."
     )
-    sysctl: dict[
-        Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+([./][a-z0-9_-]+)+$")], int | OneLine
-    ] = Field(
+    sysctl: dict[KernelParameter, int | OneLine] = Field(
         default={"net.core.somaxconn": 4096},
         description="Kernel parameters, written to /etc/sysctl.d/90-fp8fleet.conf.",
     )

@@ -20,6 +20,8 @@ from fp8fleet.manifest import PARTIAL, PARTIAL_ORIGIN, QUARANTINE, ManifestFile
 from fp8fleet.peers import Exchange, Piece, Site, load_torrent
 
 _TICK_S = 0.2
+_RECONNECT_S = 2.0
+_TELL_S = 10.0
 _SETTLE_S = 1.0
 """At most so long the peers' answers are awaited before the first question to a source."""
 _LINGER_S = 3.0
@@ -62,6 +64,7 @@ class _Swarm:
         self._files = {file.path: file for file in missing if file.path in self._torrent.files}
         self._state: dict[str, State] = dict.fromkeys(self._files, "coming")
         self._hashing: dict[str, Future[str]] = {}
+        self._doubted: set[str] = set()
         self._shown = dict.fromkeys(self._files, 0)
         self._began = time.monotonic()
         # shared with the threads that ask the sources
@@ -92,6 +95,7 @@ class _Swarm:
             try:
                 self._with_sources(exchange)
             finally:
+                exchange.count()
                 self._run.from_peers = exchange.received
                 self._end_files()
             self._linger(exchange)
@@ -141,50 +145,69 @@ class _Swarm:
     # --- the main thread --------------------------------------------------------------------
 
     def _until_here(self, exchange: Exchange, pool: ThreadPoolExecutor) -> None:
-        peers = len(self._site.peers)
-        reconnect_at = told_at = progress_at = time.monotonic()
+        now = time.monotonic()
+        reconnect_at, tell_at = now + _RECONNECT_S, now + _TELL_S
+        tick_at = progress_at = now
         here = 0
         while any(state not in ("here", "wrong") for state in self._state.values()):
             if self._lost:
                 raise self._lost[0]
-            taken = exchange.received
             events = exchange.look(_TICK_S)
-            now = time.monotonic()
             if events.error is not None:
                 raise events.error
-            self._run.limit.charge(exchange.received - taken)
-            self._settled = (
-                self._settled or len(exchange.connected) == peers or now - self._began > _SETTLE_S
-            )
-            self._note_pieces(exchange, events.failed_pieces, now)
+            self._note_pieces(exchange, events.failed_pieces)
             self._finish_files(exchange, pool, events.flushed, events.renamed)
-            self._show(exchange)
+            now = time.monotonic()
+            if now < tick_at:
+                continue
+            tick_at = now + _TICK_S
+            self._count(exchange)
+            self._share(exchange, now)
             if sum(exchange.have) > here or self._asked:
                 here, progress_at = sum(exchange.have), now
-            if now - reconnect_at > 2:
+            if now > reconnect_at:
                 exchange.reconnect()
-                reconnect_at = now
-            if now - told_at > 10:
+                reconnect_at = now + _RECONNECT_S
+            if now > tell_at:
                 self._tell(exchange)
-                told_at = now
+                tell_at = now + _TELL_S
             longest = 2 * (PATIENCE_S if exchange.connected else GRACE_S)
-            if now - progress_at > longest and self._coming():
+            if now - progress_at > longest and self._only_waits():
                 self._reporter.note("neither peers nor sources give more pieces: sources alone")
                 return
 
-    def _coming(self) -> bool:
+    def _only_waits(self) -> bool:
+        """Whether no file is being written, hashed or renamed."""
         return all(state in ("coming", "here", "wrong") for state in self._state.values())
 
-    def _note_pieces(self, exchange: Exchange, failed: list[int], now: float) -> None:
+    def _note_pieces(self, exchange: Exchange, failed: list[int]) -> None:
         with self._lock:
             for piece in failed:
                 # Wrong pieces of peers are the session's business.
                 if name := self._given.pop(piece, None):
                     path = self._torrent.pieces[piece].path
                     self._sources.refuse(path, name, "sends other bytes than the torrent's")
-            for piece in [piece for piece in self._given if exchange.have[piece]]:
+            done = [piece for piece in self._given if exchange.have[piece]]
+            for piece in done:
                 del self._given[piece]
-                self._from_sources += 1
+            self._from_sources += len(done)
+            if done or failed:
+                self._lock.notify_all()
+
+    def _count(self, exchange: Exchange) -> None:
+        taken = exchange.received
+        exchange.count()
+        self._run.limit.charge(exchange.received - taken)
+        for path, done in exchange.progress().items():
+            if path in self._files and done > self._shown[path]:
+                self._reporter.advance(path, done - self._shown[path])
+                self._shown[path] = done
+
+    def _share(self, exchange: Exchange, now: float) -> None:
+        """Let the threads know what is left to ask for."""
+        all_connected = len(exchange.connected) == len(self._site.peers)
+        with self._lock:
+            self._settled |= all_connected or now - self._began > _SETTLE_S
             self._shares.observe(
                 exchange.have,
                 exchange.available,
@@ -208,8 +231,7 @@ class _Swarm:
                 self._state[path] = "hashing"
                 self._hashing[path] = pool.submit(self._hash, file)
             elif state == "hashing" and self._hashing[path].done():
-                self._state[path] = "renaming"
-                self._place(exchange, file, self._hashing[path].result())
+                self._judge(exchange, file, self._hashing[path].result())
             elif state == "renaming" and path in renamed:
                 self._renamed(file, self._hashing[path].result())
 
@@ -226,11 +248,18 @@ class _Swarm:
             os.close(descriptor)
         return digest
 
-    def _place(self, exchange: Exchange, file: ManifestFile, digest: str) -> None:
+    def _judge(self, exchange: Exchange, file: ManifestFile, digest: str) -> None:
         place = file.path
         if digest != file.sha256:
+            if file.path not in self._doubted:
+                # The session tells that something was flushed, not what: hash once more.
+                self._doubted.add(file.path)
+                self._state[file.path] = "flushing"
+                exchange.flush()
+                return
             kept = self._run.quarantine.path(file)
             place = kept.relative_to(self._run.directory).as_posix()
+        self._state[file.path] = "renaming"
         exchange.rename(file.path, place)
 
     def _renamed(self, file: ManifestFile, digest: str) -> None:
@@ -248,12 +277,6 @@ class _Swarm:
             " make the torrent again; from the sources alone"
         )
         self._state[file.path] = "wrong"
-
-    def _show(self, exchange: Exchange) -> None:
-        for path, done in exchange.progress().items():
-            if path in self._files and done > self._shown[path]:
-                self._reporter.advance(path, done - self._shown[path])
-                self._shown[path] = done
 
     def _end_files(self) -> None:
         for path, state in self._state.items():
@@ -278,6 +301,7 @@ class _Swarm:
         while exchange.starving and time.monotonic() - sent_at < _LINGER_S:
             self._run.raise_if_stopped()
             exchange.look(_TICK_S)
+            exchange.count()
             if exchange.sent > sent:
                 sent, sent_at = exchange.sent, time.monotonic()
 
@@ -302,7 +326,7 @@ class _Swarm:
 
     def _next_piece(self) -> int | None:
         """The next piece of this host's share, when there is one; None: the run is over."""
-        most = 2 * self._run.options.threads
+        most = 4 * self._run.options.threads
         with self._lock:
             while not self._over:
                 piece = None

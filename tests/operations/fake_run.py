@@ -23,7 +23,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra_cli.main import main
 
 from fp8fleet.inventory import load_fleet
-from fp8fleet.plan import HostPlan, make_plan
+from fp8fleet.plan import PEER_UNIT, HostPlan, make_plan
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class Made:
                 return f"file {file.mode} {file.owner} {file.group} {digest} {path}"
         prefixes = [environment.prefix for environment in self.plan.environments]
         prefixes.append(self.plan.frontend.prefix or "")
-        if path in [f"{prefix}/.fp8fleet-whole" for prefix in prefixes]:
+        programs = [environment.interpreter for environment in self.plan.environments]
+        programs.append(self.plan.frontend.program)
+        if path in [*programs, *(f"{prefix}/.fp8fleet-whole" for prefix in prefixes)]:
             return f"file 644 root root x {path}"
         return f"absent - - -  {path}"
 
@@ -67,6 +69,8 @@ class Made:
         on = ["ActiveState=active", "SubState=running", "UnitFileState=enabled"]
         if "nginx.service" in command and self.plan.proxy:
             return [*on, f"Live={self.plan.proxy.digest}"]
+        if PEER_UNIT in command and self.plan.model and self.plan.model.peer:
+            return [*on, "NeedDaemonReload=no", "Exists=yes"]
         for instance in self.plan.instances:
             if instance.unit in command:
                 started = [self._started(path) for path in instance.files]

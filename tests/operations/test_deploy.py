@@ -66,6 +66,7 @@ ORDER = [
     "Conda | Engine environment",
     "Model | Manifest",
     "Model | Model files",
+    "Model | Transfer to other hosts",
     "vLLM | Units, options, environments",
     "vLLM | Server 1",
     "vLLM | Server 2",
@@ -76,6 +77,7 @@ ORDER = [
 ]
 
 NEVER_A_CHANGE = {
+    "Model | Transfer to other hosts",
     "Lock | One run at a time",
     "Host | Kernel parameters are in force",
     "vLLM | Servers no longer planned",

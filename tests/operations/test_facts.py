@@ -198,7 +198,7 @@ def changed(**values: str) -> list[str]:
 
 
 def test_a_ready_server_is_all_that() -> None:
-    assert Server().process(READY) == ServerState(True, True, False, STARTED_FROM, True)
+    assert Server().process(READY) == ServerState(True, True, False, STARTED_FROM, True, None)
 
 
 @pytest.mark.parametrize("line", ["Started=", "Started=0123", "Started=  "])
@@ -224,7 +224,7 @@ def test_only_a_running_server_is_active(active: str, sub: str, runs: bool) -> N
 
 def test_an_unknown_unit_is_nothing() -> None:
     output = ["ActiveState=inactive", "SubState=dead", "UnitFileState=", "NeedDaemonReload=no"]
-    assert Server().process(output) == ServerState(False, False, False, {}, False)
+    assert Server().process(output) == ServerState(False, False, False, {}, False, None)
     assert Server().process([]) == Server.default()
 
 
@@ -234,7 +234,7 @@ def test_noise_between_the_answers_is_overlooked() -> None:
 
 
 def server_asked(check: str = "false") -> ServerState:
-    state = asked(Server, unit="fp8fleet-main.service", instance="main", check=check)
+    state = asked(Server, unit="fp8fleet-main.service", instance="main", port=8000, check=check)
     assert isinstance(state, ServerState)
     return state
 
@@ -250,6 +250,20 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_bare_host_has_no_server(systemd: Path) -> None:
     assert server_asked("/no/python /no/tool ready") == Server.default()
+
+
+@pytest.mark.parametrize("output", [[], ["Ready=yes"]])
+def test_a_port_that_no_unit_of_ours_holds_has_no_holder(output: list[str]) -> None:
+    assert Server().process(output).port_holder is None
+    held = Server().process([*output, "Holder=fp8fleet-old.service"])
+    assert held.port_holder == "fp8fleet-old.service"
+
+
+def test_a_foreign_process_on_the_port_is_no_holder(systemd: Path) -> None:
+    """These tests, which run in no unit of ours, stand for it."""
+    users = f'users:((\\"python\\",pid={os.getpid()},fd=3))'
+    program(systemd / "bin", "ss", f'echo "LISTEN 0 5 0.0.0.0:8000 0.0.0.0:* {users}"')
+    assert server_asked() == Server.default()
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,29 @@ def test_a_second_run_is_refused_with_who_holds_the_lock(runs: list[Holder]) -> 
     assert "@" in line
 
 
+def test_a_shell_that_prints_at_login_takes_the_lock_and_names_its_holder(
+    runs: list[Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud = "echo Welcome; echo; echo held; "
+    monkeypatch.setattr(lock_operations, "_unix_command", lambda script: loud + script)
+    assert runs[0].hold() == []
+    assert runs[0].holds
+    line = refused(runs[1])
+    assert f"process {os.getpid()}" in line
+    assert "Welcome" not in line
+
+
+def test_a_host_without_flock_says_that_the_lock_cannot_be_taken(
+    runs: list[Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_operations, "_unix_command", lambda script: f"PATH=/no; {script}")
+    line = refused(runs[0])
+    assert "the run lock" in line
+    assert "cannot be taken:" in line
+    assert "flock" in line
+    assert "another run" not in line
+
+
 def test_a_dead_runs_lock_is_released(runs: list[Holder]) -> None:
     runs[0].hold()
     runs[0].die()

@@ -306,7 +306,9 @@ def test_files_and_removals_are_one_fact(tmp_path: Path) -> None:
 def test_a_long_command_is_shown_and_waits_for_what_a_killed_run_left() -> None:
     command = streamed("make it", {"A": "x y", "B": "$HOME"})
     text = str(command.get_raw_value())
-    assert re.fullmatch(rf"flock --timeout \d+ {WORK_LOCK} env A='x y' B='\$HOME' make it", text)
+    assert re.fullmatch(
+        rf"umask 022; flock --timeout \d+ {WORK_LOCK} env A='x y' B='\$HOME' make it", text
+    )
 
 
 # packages
@@ -391,7 +393,9 @@ HALF: dict[str, PathState] = {}
 
 def stamps(*prefixes: str) -> Callable[..., dict[str, PathState]]:
     """A host on which the environments at ``prefixes`` are whole."""
+    programs = (FRONTEND.program, TOOLS.interpreter, ENGINE.interpreter)
     whole = [f"{prefix}/.fp8fleet-whole" for prefix in prefixes]
+    whole += [program for program in programs if program.startswith(prefixes)]
 
     def states(paths: list[str]) -> dict[str, PathState]:
         return {path: WHOLE if path in whole else PathState("absent") for path in paths}
@@ -406,9 +410,20 @@ def test_whole_environments_get_no_command() -> None:
         assert lines(operation, facts, plan=plan) == []
 
 
-def test_a_stamp_that_is_no_file_does_not_count() -> None:
-    facts = {PathStates: {f"{ENGINE.prefix}/.fp8fleet-whole": PathState("directory")}}
-    assert lines(engine_environment, facts, plan=host_plan())
+@pytest.mark.parametrize(
+    ("operation", "prefix", "program"),
+    [
+        (frontend, FRONTEND.prefix, FRONTEND.program),
+        (tools_environment, TOOLS.prefix, TOOLS.interpreter),
+        (engine_environment, ENGINE.prefix, ENGINE.interpreter),
+    ],
+)
+def test_a_stamped_prefix_without_its_program_is_made_anew(
+    operation: Callable[..., Any], prefix: str, program: str
+) -> None:
+    stamp = f"{prefix}/.fp8fleet-whole"
+    facts = {PathStates: {stamp: WHOLE, program: PathState("absent")}}
+    assert f"rm -rf {prefix}" in lines(operation, facts, plan=host_plan())[0]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +439,7 @@ def test_what_is_not_whole_is_made_anew_and_stamped_last(
 ) -> None:
     found = lines(operation, {PathStates: HALF}, plan=host_plan())
     # Removing, too, waits for what a killed run left working.
-    assert found[0].startswith(f"flock --timeout 1800 {WORK_LOCK} env ")
+    assert found[0].startswith(f"umask 022; flock --timeout 1800 {WORK_LOCK} env ")
     assert f"rm -rf {prefix}" in found[0]
     assert found[-1] == f"sync && touch {prefix}/.fp8fleet-whole"
     assert not [line for line in found[:-1] if ".fp8fleet-whole" in line]
@@ -544,9 +559,10 @@ INSPECT = f"{PROGRAM} inspect /models/tiny/1 --manifest /etc/f/models/tiny-1.tom
 def test_a_model_that_is_not_whole_is_fetched_and_inspected_with_visible_progress(
     session: SimpleNamespace,
 ) -> None:
-    fetched, inspected = commands(model_files, {ModelIsWhole: False}, plan=host_plan())
+    fetched, forgotten, inspected = commands(model_files, {ModelIsWhole: False}, plan=host_plan())
     assert fetched.streamed
     assert inspected.streamed
+    assert forgotten.text == "rm -f /run/fp8fleet/main.started"
     assert fetched.text.endswith(f"{PROGRAM} fetch /etc/f/models/tiny-1.toml /models/tiny/1")
     assert inspected.text.endswith(INSPECT)
 
@@ -570,7 +586,7 @@ def test_the_question_is_the_inspection_that_the_operation_ends_with(
 
 def test_a_models_token_is_named_by_its_file(session: SimpleNamespace) -> None:
     plan = host_plan(model=replace(MODEL, token="/etc/f/t.token"), ca_bundle="/etc/ca.pem")
-    command, _inspect = lines(model_files, {ModelIsWhole: False}, plan=plan)
+    command, *_ = lines(model_files, {ModelIsWhole: False}, plan=plan)
     assert "--token-file /etc/f/t.token" in command
     assert "--ca-bundle /etc/ca.pem" in command
 
@@ -589,7 +605,12 @@ PLANNED = [
 SERVER = replace(INSTANCE, files=tuple(file.path for file in PLANNED))
 STARTED_FROM = {file.path: hashlib.sha256(file.content).hexdigest() for file in PLANNED}
 FINE = ServerState(
-    active=True, enabled=True, needs_reload=False, started_from=STARTED_FROM, ready=True
+    active=True,
+    enabled=True,
+    needs_reload=False,
+    started_from=STARTED_FROM,
+    ready=True,
+    port_holder=None,
 )
 OTHER_YAML = {**STARTED_FROM, "/etc/f/main.yaml": EMPTY}
 RELOAD = "systemctl daemon-reload"
@@ -607,7 +628,7 @@ def served_plan() -> HostPlan:
 def served(state: ServerState) -> list[str]:
     """The commands for a server in ``state``, shortened."""
     found = lines(serve_instance, {Server: state}, plan=served_plan(), instance=SERVER)
-    short = [re.sub(r"^flock --timeout \d+ \S+ env +", "", line) for line in found]
+    short = [re.sub(r"^umask 022; flock --timeout \d+ \S+ env +", "", line) for line in found]
     return [READY if ".pyz ready " in line else line for line in short]
 
 
@@ -636,6 +657,24 @@ def test_a_server_gets_what_its_state_lacks_and_no_more(
     change: dict[str, Any], expected: list[str]
 ) -> None:
     assert served(replace(FINE, **change)) == expected
+
+
+def test_a_renamed_server_is_stopped_before_the_new_one_takes_its_port() -> None:
+    bare = replace(Server.default(), port_holder="fp8fleet-old.service")
+    stop = "systemctl stop fp8fleet-old.service"
+    assert served(bare) == [RELOAD, ENABLE, stop, RESET, RESTART, READY]
+
+
+@pytest.mark.parametrize("holder", [None, SERVER.unit])
+def test_the_server_itself_or_a_foreign_holder_of_the_port_is_not_stopped(
+    holder: str | None,
+) -> None:
+    changed = replace(FINE, started_from=OTHER_YAML, port_holder=holder)
+    assert served(changed) == [RESET, RESTART, READY]
+
+
+def test_a_server_that_stays_stops_nobody() -> None:
+    assert served(replace(FINE, port_holder="fp8fleet-old.service")) == []
 
 
 def test_a_start_and_its_wait_are_shown_as_they_run() -> None:
@@ -692,8 +731,8 @@ def test_the_key_is_named_by_its_file() -> None:
 def test_the_state_is_asked_with_the_check_that_changes_nothing() -> None:
     seen: list[str] = []
 
-    def server(unit: str, instance: str, check: str) -> ServerState:
-        assert (unit, instance) == (SERVER.unit, SERVER.name)
+    def server(unit: str, instance: str, port: int, check: str) -> ServerState:
+        assert (unit, instance, port) == (SERVER.unit, SERVER.name, SERVER.port)
         seen.append(check)
         return FINE
 

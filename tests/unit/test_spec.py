@@ -134,11 +134,15 @@ def test_a_character_that_a_shell_or_apt_could_misread_is_refused_in_a_url(
         "http://10.0.0.1:3128",
         "http://[fd00::1]:8080/simple",
         "https://user:p%24ss@mirror.example.com/a-b_c.d~e/f+g,h;i=j&k?l=m!n*#o",
-        "file:///mnt/mirror",
     ],
 )
 def test_an_ordinary_url_is_taken(key: str, url: str) -> None:
     assert getattr(spec(**{key: url}), key) == url
+
+
+@pytest.mark.parametrize("key", [key for key in URL_KEYS if key != "proxy"])
+def test_a_folder_of_the_host_is_taken_where_files_are_fetched(key: str) -> None:
+    assert getattr(spec(**{key: "file:///mnt/mirror"}), key) == "file:///mnt/mirror"
 
 
 def test_what_is_no_url_is_refused_in_a_list_too() -> None:
