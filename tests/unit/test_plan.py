@@ -920,7 +920,7 @@ SERVER = {"g++", "libnuma1", "numactl"}
 
 def test_a_host_with_servers_and_proxy_has_the_packages_of_both(site: Site) -> None:
     assert set(site.host_plan().packages) == ALL | SERVER | {"nginx"}
-    site.serving["platform"] = "kylin-v10"
+    site.serving["platform"] = "kylin-v11"
     kylin = {"gcc-c++", "numactl", "numactl-libs"}
     assert set(site.host_plan().packages) == ALL | kylin | {"nginx"}
 
