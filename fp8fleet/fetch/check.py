@@ -60,6 +60,11 @@ class Stamp:
             self._changed = True
             self._files[file.path] = _stamp_entry(file, status)
 
+    def forget(self, file: ManifestFile) -> None:
+        """Note that ``file`` is wrong although it may look as it did when it was right."""
+        with self._lock:
+            self._changed |= self._files.pop(file.path, None) is not None
+
     def save(self, manifest: Manifest) -> None:
         """Write the stamp if anything new was recorded; what is not the manifest's goes."""
         with self._lock:
@@ -153,6 +158,7 @@ def _check_file(
         message = f"cannot be read: {error.strerror}"
         return Finding("unreadable", "error", file.path, message, "check the disk and permissions")
     if got != file.sha256:
+        stamp.forget(file)
         message = f"has sha256 {got}, expected {file.sha256}"
         return Finding("digest", "error", file.path, message, fetch_it, got)
     # The status from before the hashing: a change in the meantime shows at the next check.

@@ -1058,3 +1058,35 @@ def test_the_command_says_errors_in_one_line_with_their_exit_code(
     error = capsys.readouterr().err
     assert error.startswith("error: model.safetensors: no source has the expected file")
     assert error.count("\n") == 1
+
+
+def test_damage_that_only_a_full_check_sees_is_fetched_again(tmp_path: Path) -> None:
+    """A flipped byte on the disk leaves size, time and inode as they were."""
+    source, directory = tmp_path / "source", tmp_path / "model"
+    source.mkdir()
+    content = bytes(range(256)) * 64
+    (source / "a.safetensors").write_bytes(content)
+    manifest = Manifest(
+        name="m",
+        revision="1",
+        sources=[f"file://{source}"],
+        files=[
+            ManifestFile(
+                path="a.safetensors",
+                size=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
+            )
+        ],
+    )
+    fetching.fetch(manifest, directory)
+    file = directory / "a.safetensors"
+    before = file.stat()
+    with file.open("r+b") as damaged:
+        damaged.write(b"\1")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert verify(manifest, directory) == []
+    assert [finding.code for finding in verify(manifest, directory, full=True)] == ["digest"]
+    assert [finding.code for finding in verify(manifest, directory)] == ["digest"]
+    fetching.fetch(manifest, directory)
+    assert file.read_bytes() == content
+    assert verify(manifest, directory, full=True) == []
