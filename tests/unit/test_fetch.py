@@ -1066,18 +1066,7 @@ def test_damage_that_only_a_full_check_sees_is_fetched_again(tmp_path: Path) -> 
     source.mkdir()
     content = bytes(range(256)) * 64
     (source / "a.safetensors").write_bytes(content)
-    manifest = Manifest(
-        name="m",
-        revision="1",
-        sources=[f"file://{source}"],
-        files=[
-            ManifestFile(
-                path="a.safetensors",
-                size=len(content),
-                sha256=hashlib.sha256(content).hexdigest(),
-            )
-        ],
-    )
+    manifest = manifest_of({"a.safetensors": content}, f"file://{source}")
     fetching.fetch(manifest, directory)
     file = directory / "a.safetensors"
     before = file.stat()
