@@ -1,8 +1,9 @@
 """From a bare host to a served, proven model; run again, it changes only what is not so."""
 
-from roles import accept, conda, host, lock, model, nginx, vllm
+from roles import accept, conda, host, lock, model, nginx, preflight, vllm
 
 lock.hold()
+preflight.check()
 host.prepare()
 conda.install()
 model.install()

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fp8fleet import hostcli
+from fp8fleet import catalog_cli, hostcli, probe_cli
 from fp8fleet.errors import OperatorError
 from fp8fleet.fetch import human_bytes, standard_reporter
 from fp8fleet.inventory import load_fleet, parse_data
@@ -76,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     lock.add_argument("--output", type=Path, help="default: locks/vllm-RELEASE-P-A.txt")
     lock.set_defaults(func=_lock)
+    catalog_cli.register(subparsers)
+    probe_cli.register(subparsers)
     hostcli.register(subparsers)
     _register_manifest(subparsers)
     _register_lab(subparsers)
@@ -207,7 +209,8 @@ def _file_json(file: PlannedFile) -> dict[str, Any]:
 
 def _print_host(console: Console, host: HostPlan) -> None:
     console.print(f"[bold]{host.name}[/bold]  {host.platform}")
-    rows: list[tuple[str, str]] = [("packages", " ".join(host.packages))]
+    rows: list[tuple[str, str]] = [("note", note) for note in host.notes]
+    rows.append(("packages", " ".join(host.packages)))
     for environment in host.environments:
         conda = f" + {' '.join(environment.conda_packages)}" if environment.conda_packages else ""
         rows.append(

@@ -23,10 +23,18 @@ from pyinfra_cli.inventory import make_inventory_from_files
 from pyinfra_cli.util import parse_cli_arg
 
 from fp8fleet.errors import OperatorError
+from fp8fleet.preflight.codes import CODES
 from fp8fleet.spec import GATEWAY_GROUP, HostSpec
 
-SWITCHES: dict[str, tuple[str, ...]] = {"verify": ("stamp", "full")}
-"""`--data` switches of one run, with their values; the first is the default."""
+SWITCHES: dict[str, tuple[str, ...]] = {
+    "verify": ("stamp", "full"),
+    "preflight": ("fast", "full"),
+    "ignore": ("",),
+}
+"""`--data` switches of one run, with their values; the first is the default.
+
+`ignore` takes codes of preflight's findings, separated by commas.
+"""
 
 
 SSH_KEYS = tuple(sorted(ConnectorData.__annotations__))
@@ -72,7 +80,7 @@ def load_fleet(
         OperatorError: the file is missing or broken, or a value cannot mean anything.
     """
     overrides = dict(data or {})
-    inventory = _read(path, overrides, list(group_data))
+    inventory = read_inventory(path, overrides, list(group_data))
     for host in inventory:
         if not re.fullmatch(r"@?\w[\w./:-]*", str(host.name)) or ".." in host.name:
             raise OperatorError(
@@ -123,7 +131,12 @@ def check_secrets(fleet: Fleet, names: Iterable[str] | None = None) -> None:
                 )
 
 
-def _read(path: str, overrides: dict[str, Any], group_data: list[str]) -> Inventory:
+def read_inventory(path: str, overrides: dict[str, Any], group_data: list[str]) -> Inventory:
+    """Read an inventory file as pyinfra does; its values are not judged.
+
+    Raises:
+        OperatorError: the file is missing or broken.
+    """
     if not Path(path).is_file():
         raise OperatorError(f"{path}: no such inventory file")
     try:
@@ -190,10 +203,27 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
 def _check_switches(path: str, inventory: Inventory) -> None:
     for key, allowed in SWITCHES.items():
         value = inventory.get_override_data().get(key, allowed[0])
-        if value not in allowed:
+        if key == "ignore":
+            ignored_codes(value)
+        elif value not in allowed:
             raise OperatorError(
                 f"{path}: --data {key}={value}: expected one of {', '.join(allowed)}"
             )
+
+
+def ignored_codes(value: object) -> frozenset[str]:
+    """The codes that ``--data ignore=CODE,...`` names.
+
+    Raises:
+        OperatorError: a code that no finding has.
+    """
+    codes = [code.strip() for code in str(value or "").split(",") if code.strip()]
+    for code in codes:
+        if code not in CODES:
+            near = difflib.get_close_matches(code, CODES, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/preflight.md lists them"
+            raise OperatorError(f"--data ignore={value}: {code}: no such code; {hint}")
+    return frozenset(codes)
 
 
 def _check_connection(path: str, inventory: Inventory, host: Any) -> None:

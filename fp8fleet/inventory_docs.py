@@ -48,7 +48,11 @@ One of `conda_frontend_url` and `conda_frontend_path` is needed on every host.""
 
 SWITCH_TEXTS = {
     "verify": "`stamp`: a model file that looks as it did when it was hashed is not hashed again."
-    " `full`: every model file is hashed."
+    " `full`: every model file is hashed.",
+    "preflight": "`fast`: hosts are judged by what is read in seconds. `full`: also by the kernel's"
+    " GPU errors and by memory rows that wait for repair.",
+    "ignore": "Codes of preflight's findings (docs/preflight.md), separated by commas, that stop"
+    " nothing in this run; the report says so.",
 }
 
 PYINFRA_TEXTS = {
@@ -91,6 +95,7 @@ _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.AptSource, "line that begins with `deb `"),
     (spec.Channel, "channel, a name or URL"),
     (spec.OneLine, "line of text"),
+    (spec.CombinationSpec, "table with `driver`, `engine`, perhaps `cuda`"),
     (SecretRef, "`env:NAME` or `file:/path`"),
     (InstanceSpec, "server (keys below)"),
 )
@@ -279,8 +284,11 @@ def _default(language: _English, field: FieldInfo) -> str:
 def _switch_table(language: _English) -> str:
     rows = []
     for key, values in SWITCHES.items():
-        default, *others = (f"`{value}`" for value in values)
-        shown = ", ".join([f"{default} ({language.say('default')})", *others])
+        shown = ", ".join(f"`{value}`" for value in values if value)
+        if values[0]:
+            shown = shown.replace("`,", f"` ({language.say('default')}),", 1)
+        else:
+            shown = language.say("codes")
         text = language.about("switches", key, SWITCH_TEXTS.get(key, ""))
         rows.append((f"`{key}`", shown, text))
     return _table(language, ("Switch", "Values", "Meaning"), rows)
@@ -295,20 +303,27 @@ def _catalogue_parts(language: _English) -> list[str]:
     """The names that `platform`, `accelerator` and `engine_release` can have."""
     platforms = [(f"`{n}`", p.family, p.glibc) for n, p in catalog.platforms().items()]
     accelerators = [
-        (f"`{n}`", a.vendor, a.compute_capability or "-") for n, a in catalog.accelerators().items()
+        (f"`{n}`", a.vendor, a.compute_capability or "-", language.say(a.fp8_block))
+        for n, a in catalog.accelerators().items()
     ]
     releases = [
-        (f"`{n}`", r.python, r.cuda, r.glibc, language.say("yes" if r.shutdown_timeout else "no"))
+        (
+            *(f"`{n}`", r.python, r.pydantic, r.cuda or "-", r.glibc),
+            language.say("yes" if r.shutdown_timeout else "no"),
+        )
         for n, r in catalog.releases().items()
     ]
-    release_head = ("Name", "Python", "CUDA of the wheel", "glibc of the wheel", "Drains on stop")
+    release_head = (
+        *("Name", "Python", "pydantic", "CUDA of the wheel", "glibc of the wheel"),
+        "Drains on stop",
+    )
     return [
         f"## {language.say('Names in the catalogue')}",
         language.say("They stand in `fp8fleet/catalog/`, each with its source."),
         "### `platform`",
         _table(language, ("Name", "Packages by", "glibc"), platforms),
         "### `accelerator`",
-        _table(language, ("Name", "Vendor", "Compute capability"), accelerators),
+        _table(language, ("Name", "Vendor", "Compute capability", "Block FP8"), accelerators),
         "### `engine_release`",
         _table(language, release_head, releases),
     ]

@@ -119,7 +119,8 @@ def make_lock(
         names = ", ".join(sorted(catalog.platforms()))
         raise OperatorError(f"platform {platform}: unknown; known are {names}")
     glibc = catalog.platforms()[platform].glibc.replace(".", "_")
-    wanted = [f"vllm=={release}", *known[release].constraints, *pins]
+    package = f"{known[release].distribution}=={catalog.release_version(release)}"
+    wanted = [package, *known[release].constraints, *pins]
     command = [
         "uv", "pip", "compile", "--quiet", "--generate-hashes", "--no-annotate", "--no-header",
         "--no-emit-index-url", "--no-emit-find-links", "--python-version", python,

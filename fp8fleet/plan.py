@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from yaml import YAMLError
 
 from fp8fleet import catalog, render
 from fp8fleet.catalog import Platform, Release
+from fp8fleet.catalog_check import Combination, Target, advice, check, is_fp8_block
 from fp8fleet.errors import OperatorError
 from fp8fleet.headers import HEADERS, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
@@ -32,6 +32,8 @@ CONFIG_DIRECTORY = "/etc/fp8fleet"
 RUN_DIRECTORY = "/run/fp8fleet"
 UNIT_DIRECTORY = "/etc/systemd/system"
 UNIT_PREFIX = "fp8fleet-"
+STAMP = ".fp8fleet-whole"
+"""The last file that is written into an environment; without it the environment is made anew."""
 PEER_UNIT = f"{UNIT_PREFIX}peer.service"
 """Gives a host's model to the other hosts."""
 NGINX_KEEPALIVE_S = 60
@@ -202,6 +204,55 @@ class ProxyPlan:
 
 
 @dataclass(frozen=True)
+class PlannedPort:
+    """A TCP port that something of ours listens on."""
+
+    port: int
+    user: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class Space:
+    """Disk that a part of the plan takes."""
+
+    what: str
+    path: str
+    size: int
+    """Bytes; of environments an estimate."""
+    stamp: str | None
+    """A file that is there once the part is; None: what lies in ``path`` counts."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of one server."""
+
+    instance: str
+    indices: tuple[int, ...]
+    tensor_parallel: int
+    memory_fraction: float
+    """Of each device's memory, which the server takes."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a host has to bring: preflight judges by it before anything is changed."""
+
+    target: Target
+    """What the catalogue's gates go by; the driver is the host's to tell."""
+    release: str | None
+    devices: tuple[Devices, ...]
+    ports: tuple[PlannedPort, ...]
+    spaces: tuple[Space, ...]
+    directories: tuple[str, ...]
+    """Paths that must be writable."""
+    model_bytes: int
+    proxy: str | None
+    """HTTP proxy that the inventory names."""
+
+
+@dataclass(frozen=True)
 class HostPlan:
     """All that one host shall be."""
 
@@ -232,6 +283,9 @@ class HostPlan:
     model: ModelPlan | None
     instances: tuple[InstancePlan, ...]
     proxy: ProxyPlan | None
+    requirements: Requirements
+    notes: tuple[str, ...]
+    """What the operator should know of this plan."""
     gateways: tuple[str, ...]
     """Names of the hosts that send requests here."""
 
@@ -300,6 +354,8 @@ class _Serving:
     model_id: str
     engine: EnvironmentPlan
     instances: tuple[InstancePlan, ...]
+    target: Target
+    notes: tuple[str, ...]
 
 
 def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
@@ -307,14 +363,16 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
     try:
         assert spec.engine_release and spec.engine_requirements and spec.model_manifest
         release = catalog.releases()[spec.engine_release]
-        _check_release(spec, release)
-        lock = read_lock(root / spec.engine_requirements)
-        if lock.versions.get("vllm") != spec.engine_release:
-            raise OperatorError(
-                f"engine_requirements = {spec.engine_requirements!r}: has vllm"
-                f" {lock.versions.get('vllm')}, engine_release is {spec.engine_release}"
-            )
         manifest = load_manifest(root / spec.model_manifest)
+        target = _target_of(spec, manifest)
+        notes = _check_release(spec, target)
+        lock = read_lock(root / spec.engine_requirements)
+        have = lock.versions.get(release.distribution)
+        if have != catalog.release_version(spec.engine_release):
+            raise OperatorError(
+                f"engine_requirements = {spec.engine_requirements!r}: has {release.distribution}"
+                f" {have}, engine_release is {spec.engine_release}"
+            )
         model_id = spec.served_model_name or manifest.name
         engine = _engine(spec, release, lock)
         address = _listen_address(fleet, host)
@@ -331,6 +389,8 @@ def _serving(fleet: Fleet, host: FleetHost, root: Path) -> _Serving:
             model_id,
             engine,
             instances,
+            target,
+            notes,
         )
     except OperatorError as error:
         raise OperatorError(f"{fleet.path}: host {host.name}: {error}") from None
@@ -367,19 +427,39 @@ def _checked_headers(path: Path, mtime_ns: int, size: int) -> bytes:
     return path.read_bytes()
 
 
-def _check_release(spec: HostSpec, release: Release) -> None:
-    """What the catalogue knows to be impossible, before hours of installation show it."""
-    if not SpecifierSet(release.python).contains(spec.engine_python):
-        raise OperatorError(
-            f"engine_python = {spec.engine_python!r}: vLLM {spec.engine_release} needs"
-            f" Python {release.python}"
+def _target_of(spec: HostSpec, manifest: Manifest) -> Target:
+    return Target(
+        platform=spec.platform,
+        architecture=spec.arch,
+        python=spec.engine_python,
+        accelerator=spec.accelerator,
+        pins=spec.engine_pins,
+        build=spec.engine_build,
+        fp8_block=is_fp8_block(manifest.quantization),
+        validated=tuple(
+            Combination(line.driver, line.engine, line.cuda) for line in spec.validated_combinations
+        ),
+    )
+
+
+def _check_release(spec: HostSpec, target: Target) -> tuple[str, ...]:
+    """Refuse what the catalogue knows to be impossible, before hours of installation show it.
+
+    Returns:
+        The gates' warnings.
+    """
+    assert spec.engine_release
+    notes: dict[str, None] = {}
+    for instance in spec.instances:
+        dtype = instance.options.get("kv-cache-dtype")
+        own = replace(
+            target, kv_cache_dtype=str(dtype) if dtype else None, options=instance.options
         )
-    glibc = catalog.platforms()[spec.platform].glibc
-    if spec.engine_build == "wheel" and Version(glibc) < Version(release.glibc):
-        raise OperatorError(
-            f"engine_release = {spec.engine_release!r}: its wheel needs glibc {release.glibc},"
-            f" {spec.platform} has {glibc}: choose another release, or engine_build = 'source'"
-        )
+        for verdict in check(spec.engine_release, own):
+            if verdict.severity == "error":
+                raise OperatorError(f"{verdict} ({advice(spec.engine_release, own)})")
+            notes[str(verdict)] = None
+    return tuple(notes)
 
 
 def _check_addresses(fleet: Fleet, serving: dict[str, _Serving]) -> None:
@@ -414,8 +494,8 @@ def _digest(*parts: str) -> str:
 def _engine(spec: HostSpec, release: Release, lock: Lock) -> EnvironmentPlan:
     assert spec.accelerator and spec.engine_release
     conda: tuple[str, ...] = ()
-    if catalog.accelerators()[spec.accelerator].vendor == "nvidia":
-        conda = catalog.cuda_compilers()[release.cuda].conda
+    if release.cuda and catalog.accelerators()[spec.accelerator].vendor == "nvidia":
+        conda = catalog.cuda_versions()[release.cuda].conda
     digest = _digest(lock.digest, spec.engine_python, spec.engine_build, *conda, *spec.engine_pins)
     name = f"{spec.engine_release}-{digest}"
     return EnvironmentPlan(
@@ -546,8 +626,62 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, _Serving], root
         model=model,
         instances=own.instances if own else (),
         proxy=proxy,
+        requirements=_requirements(spec, own, tools, model, proxy),
+        notes=own.notes if own else (),
         gateways=() if host.is_gateway else gateways,
     )
+
+
+TOOLS_BYTES = 400 << 20
+"""Disk that the tools environment takes with its Python, rounded up from a lab host's."""
+
+
+def _requirements(
+    spec: HostSpec,
+    own: _Serving | None,
+    tools: EnvironmentPlan,
+    model: ModelPlan | None,
+    proxy: ProxyPlan | None,
+) -> Requirements:
+    spaces = [_environment_space(tools, TOOLS_BYTES)]
+    if own and model and spec.accelerator:
+        vendor = catalog.vendors()[catalog.accelerators()[spec.accelerator].vendor]
+        spaces.append(_environment_space(own.engine, vendor.environment_gib << 30))
+        spaces.append(Space(f"model {model.name}", model.directory, model.size, None))
+    paths = [spec.install_directory]
+    if own:
+        paths += [spec.model_directory, spec.cache_directory]
+    return Requirements(
+        target=own.target if own else Target(spec.platform, spec.arch),
+        release=spec.engine_release if own else None,
+        devices=tuple(_devices(spec, i) for i in spec.instances) if own else (),
+        ports=_ports(own, proxy),
+        spaces=tuple(spaces),
+        directories=tuple(paths),
+        model_bytes=model.size if model else 0,
+        proxy=spec.proxy,
+    )
+
+
+def _environment_space(environment: EnvironmentPlan, size: int) -> Space:
+    prefix = environment.prefix
+    return Space(f"environment {environment.name}", prefix, size, f"{prefix}/{STAMP}")
+
+
+def _devices(spec: HostSpec, instance: InstanceSpec) -> Devices:
+    """vLLM's default share of a device's memory is 0.92 since 0.20, 0.9 before."""
+    new = Version(catalog.release_version(spec.engine_release or "")) >= Version("0.20")
+    share = instance.options.get("gpu-memory-utilization", 0.92 if new else 0.9)
+    fraction = float(share) if isinstance(share, int | float) else 1.0
+    return Devices(instance.name, instance.devices, instance.tensor_parallel_size, fraction)
+
+
+def _ports(own: _Serving | None, proxy: ProxyPlan | None) -> tuple[PlannedPort, ...]:
+    ports = [PlannedPort(i.port, f"server {i.name}", i.unit) for i in own.instances] if own else []
+    if proxy:
+        ports.append(PlannedPort(proxy.listen, "the proxy", "nginx.service"))
+        ports.append(PlannedPort(proxy.status_port, "the proxy's status", "nginx.service"))
+    return tuple(ports)
 
 
 def _packages(platform: Platform, serves: bool, proxies: bool) -> tuple[str, ...]:
@@ -776,7 +910,9 @@ def _instance_environment(spec: HostSpec, own: _Serving, instance: InstancePlan)
     if vendor == "nvidia":
         variables["CUDA_HOME"] = own.engine.prefix
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in instance.devices)
+    select = catalog.vendors()[vendor].device_variable
+    if select:
+        variables[select] = ",".join(str(device) for device in instance.devices)
     variables |= _target(spec)
     if spec.api_key:
         variables["VLLM_API_KEY"] = spec.api_key.placeholder

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from fp8fleet.errors import OperatorError
-from fp8fleet.inventory import Fleet, check_secrets, load_fleet, parse_data
+from fp8fleet.inventory import Fleet, check_secrets, ignored_codes, load_fleet, parse_data
 from fp8fleet.plan import FleetPlan, HostPlan, make_plan
 
 
@@ -25,6 +25,9 @@ class Session:
     fleet: Fleet
     plan: FleetPlan
     verify_full: bool
+    preflight_full: bool = False
+    ignored: frozenset[str] = frozenset()
+    """Codes of preflight's findings that stop nothing in this run."""
 
 
 _session: Session | None = None
@@ -96,7 +99,13 @@ def _begin(params: dict[str, Any]) -> Session | None:
     if _is_deploy(operations):
         excluded = [name for e in params.get("exclude") or () for name in _matching(fleet, e)]
         check_secrets(fleet, [name for name in names if name not in excluded])
-    return Session(fleet, plan, data.get("verify") == "full")
+    return Session(
+        fleet,
+        plan,
+        verify_full=data.get("verify") == "full",
+        preflight_full=data.get("preflight") == "full",
+        ignored=ignored_codes(data.get("ignore")),
+    )
 
 
 def limited(fleet: Fleet, limit: Iterable[str]) -> list[str]:

@@ -190,7 +190,18 @@ _OWNED_OPTIONS = {
 _OWNED_VARIABLES = {
     "VLLM_API_KEY": "api_key",
     "CUDA_VISIBLE_DEVICES": "the instances' devices",
+    "ASCEND_RT_VISIBLE_DEVICES": "the instances' devices",
 }
+
+
+class CombinationSpec(Spec):
+    """Versions that a site has validated together."""
+
+    driver: OneLine = Field(description="Version of NVIDIA's driver, all of it.")
+    engine: Annotated[str, _known("release", catalog.releases())] = Field(
+        description="Engine release, a name from the catalogue."
+    )
+    cuda: OneLine | None = Field(default=None, description="CUDA version; unset: any.")
 
 
 class HostSpec(Spec):
@@ -314,6 +325,12 @@ class HostSpec(Spec):
     engine_environment: dict[
         Annotated[str, StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$")], OneLine
     ] = Field(default_factory=dict, description="Further environment variables of the servers.")
+
+    validated_combinations: tuple[CombinationSpec, ...] = Field(
+        default=(),
+        description="The site's own table of driver, engine and CUDA versions; what is not in it"
+        " is warned of, never refused.",
+    )
 
     # Model
     model_manifest: ProjectFile | None = Field(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fp8fleet.errors import OperatorError
 from fp8fleet.toml import parse_toml
+
+FP8 = Literal["native", "weight-only", "amx", "none"]
 
 
 class _Entry(BaseModel):
@@ -18,28 +22,66 @@ class _Entry(BaseModel):
     source: str
 
 
-class Release(_Entry):
-    """A vLLM release: what its environment needs and which options it lacks."""
+class Trap(BaseModel):
+    """Why a release does not resolve where its own wheel tag would allow it."""
 
-    python: str
-    cuda: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     glibc: str
+    """The C library from which on it does not hold."""
+    reason: str
+    architecture: str | None = None
+    """None: every architecture."""
+
+
+class Release(_Entry):
+    """An engine release: what its environment needs and which options it lacks."""
+
+    distribution: str = "vllm"
+    version: str | None = None
+    """Of the distribution; None: the entry's name."""
+    vendors: tuple[str, ...] = ("nvidia", "cpu")
+    python: str
+    torch: str
+    cuda: str | None = None
+    cann: str | None = None
+    glibc: str
+    architectures: tuple[str, ...] = ("x86_64", "aarch64")
+    pydantic: str
+    transformers_gemma4: str | None = None
+    fp8_block: bool = True
     shutdown_timeout: bool
     constraints: tuple[str, ...] = ()
+    traps: tuple[Trap, ...] = ()
 
 
 class Accelerator(_Entry):
     """An accelerator as the inventory names it."""
 
     vendor: str
+    pci: tuple[str, ...] = ()
     compute_capability: str | None = None
+    memory_mib: int | None = None
+    fp8_block: FP8
+    alternative: str | None = None
+
+
+class Vendor(_Entry):
+    """What all accelerators of a vendor have in common."""
+
+    device_variable: str | None = None
+    environment_gib: int
 
 
 class Platform(_Entry):
     """A distribution release: its package manager, C library version and package names."""
 
-    family: str
+    family: Literal["apt", "dnf"]
     glibc: str
+    os_ids: tuple[str, ...]
+    version_ids: tuple[str, ...]
+    like: str | None = None
+    code_names: dict[str, str] = {}
     packages: tuple[str, ...]
     """On every host."""
     serving_packages: tuple[str, ...]
@@ -48,10 +90,28 @@ class Platform(_Entry):
     """On hosts with the proxy."""
 
 
-class CudaCompiler(_Entry):
-    """The conda packages that bring the CUDA compiler matching a wheel."""
+class Cuda(_Entry):
+    """A CUDA version: its oldest driver, the conda packages of its compiler."""
 
+    driver: str
     conda: tuple[str, ...]
+
+
+class DriverBranch(_Entry):
+    """A branch of NVIDIA's driver that has ended."""
+
+    end_of_life: str
+
+
+class ServeOption(_Entry):
+    """An option of ``vllm serve`` that not every release has."""
+
+    accepted: tuple[str, ...] = ()
+    instead: str
+
+    def is_accepted(self, release: str) -> bool:
+        """Whether vLLM ``release`` takes the option."""
+        return any(SpecifierSet(part).contains(release) for part in self.accepted)
 
 
 E = TypeVar("E", bound=_Entry)
@@ -68,7 +128,7 @@ def _load(name: str, kind: type[E]) -> dict[str, E]:
 
 @cache
 def releases() -> dict[str, Release]:
-    """All known vLLM releases by version."""
+    """All known engine releases by the name that ``engine_release`` has for them."""
     return _load("releases", Release)
 
 
@@ -79,12 +139,73 @@ def accelerators() -> dict[str, Accelerator]:
 
 
 @cache
+def vendors() -> dict[str, Vendor]:
+    """All known vendors of accelerators by name."""
+    return _load("vendors", Vendor)
+
+
+@cache
 def platforms() -> dict[str, Platform]:
     """All known platforms by inventory name."""
     return _load("platforms", Platform)
 
 
 @cache
-def cuda_compilers() -> dict[str, CudaCompiler]:
-    """Conda packages of the CUDA compiler by the CUDA version of a wheel."""
-    return _load("cuda", CudaCompiler)
+def cuda_versions() -> dict[str, Cuda]:
+    """Driver floor and compiler packages by the CUDA version of a wheel."""
+    return _load("cuda", Cuda)
+
+
+@cache
+def driver_branches() -> dict[str, DriverBranch]:
+    """The driver branches that have ended, by the driver's first number."""
+    return _load("drivers", DriverBranch)
+
+
+@cache
+def serve_options() -> dict[str, ServeOption]:
+    """Options of ``vllm serve`` that come and go, by their long names without dashes."""
+    return _load("options", ServeOption)
+
+
+def release_version(name: str) -> str:
+    """The version of a release's Python package."""
+    return releases()[name].version or name
+
+
+def newest_first(distribution: str) -> list[str]:
+    """Names of the known releases of ``distribution``, the newest first."""
+    names = [n for n, release in releases().items() if release.distribution == distribution]
+    return sorted(names, key=lambda name: Version(release_version(name)), reverse=True)
+
+
+def platform_of(os_id: str, version_id: str, id_like: str) -> str | None:
+    """The platform that an os-release file tells, or None.
+
+    Args:
+        os_id: its ID, in any case.
+        version_id: its VERSION_ID; of versions such as 8.8 only the first number may count.
+        id_like: its ID_LIKE, empty where it has none.
+    """
+    likes = id_like.lower().split()
+    version = version_id.lower()
+    for name, platform in platforms().items():
+        if os_id.lower() not in platform.os_ids:
+            continue
+        if version not in platform.version_ids and not version.startswith(
+            tuple(f"{known}." for known in platform.version_ids)
+        ):
+            continue
+        # Kylin's server and desktop share ID and VERSION_ID; only the desktop is like Debian.
+        if "kylin" in platform.os_ids and ("debian" in likes) != (platform.like == "debian"):
+            continue
+        return name
+    return None
+
+
+def accelerator_of(pci_id: str) -> str | None:
+    """The accelerator with a PCI id (``vendor:device``, hexadecimal), or None."""
+    for name, accelerator in accelerators().items():
+        if pci_id.lower() in accelerator.pci:
+            return name
+    return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
-from fp8fleet.plan import EnvironmentPlan, HostPlan
+from fp8fleet.plan import STAMP, EnvironmentPlan, HostPlan
 from roles.facts import PathStates
 from roles.operations import streamed
 
@@ -74,12 +74,12 @@ def engine_environment(plan: HostPlan) -> Iterator[StringCommand]:
 
 def _is_whole(prefix: str, program: str) -> bool:
     """Whether the stamp is there, and ``program``, without which the prefix is damaged."""
-    states = host.get_fact(PathStates, paths=[f"{prefix}/.fp8fleet-whole", program])
+    states = host.get_fact(PathStates, paths=[f"{prefix}/{STAMP}", program])
     return len(states) == 2 and all(state.kind != "absent" for state in states.values())
 
 
 def _stamp(prefix: str) -> StringCommand:
-    return StringCommand(f"sync && touch {prefix}/.fp8fleet-whole")
+    return StringCommand(f"sync && touch {prefix}/{STAMP}")
 
 
 def _create(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringCommand]:

@@ -1,18 +1,22 @@
 """Runs pyinfra on `@fake` hosts that answer facts as a host made from an inventory would.
 
-usage: fake_run.py MADE_FROM PYINFRA_ARGUMENTS...
+usage: fake_run.py MADE_FROM INVENTORY PYINFRA_ARGUMENTS...
 
 MADE_FROM is the inventory whose plan the hosts are in every respect, or `bare` for hosts with an
-operating system and nothing else.
+operating system and nothing else. The probe is answered as INVENTORY's plan wants it, with the
+recording that FP8FLEET_TEST_PROBE names laid over it on the host that it names: `HOST=RECORDING`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyinfra.connectors.fake import FakeConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
@@ -101,12 +105,39 @@ def bare(command: str) -> list[str]:
 
 def _lookup(made: dict[str, Made], self: FakeConnector, command: str) -> tuple[bool, CommandOutput]:
     machine = made.get(self.host.name)
-    printed = machine.answer(command) if machine else bare(command)
+    if "fp8fleet-probe" in command:
+        printed = probed(PLANS[self.host.name])
+    else:
+        printed = machine.answer(command) if machine else bare(command)
+    print(f"asked {self.host.name}: {command[:60]!r}", file=sys.stderr)
     return True, CommandOutput([OutputLine("stdout", line) for line in printed])
+
+
+SYSTEMS = {"kylin-v10": "os/kylin-v10-sp3", "ubuntu-22.04": "os/ubuntu-22.04"}
+DEVICES = {"h100-80g": "gpu/h100-x8", "a100-80g": "gpu/a100-x4"}
+RECORDED = Path(__file__).resolve().parents[1] / "data/probes"
+PLANS: dict[str, HostPlan] = {}
+
+
+def probed(plan: HostPlan) -> list[str]:
+    """The probe's answer of a host on which ``plan`` can be carried out."""
+    target = plan.requirements.target
+    host, _, broken = os.environ.get("FP8FLEET_TEST_PROBE", "").partition("=")
+    names = ["host", SYSTEMS[target.platform]]
+    names += [DEVICES[target.accelerator]] if target.accelerator else []
+    merged: dict[str, list[str]] = {}
+    for name in [*names, *([broken] if host == plan.name else [])]:
+        text = (RECORDED / f"{name}.txt").read_text(encoding="utf-8")
+        for section in text.split("\n@")[1:]:
+            title, *lines = section.splitlines()
+            merged[f"@{title}"] = lines
+    merged["@time"] = [f" {int(time.time())}", " =0"]
+    return [text for section, lines in merged.items() for text in (section, *lines)] + ["@end"]
 
 
 if __name__ == "__main__":
     inventory = sys.argv.pop(1)
+    PLANS |= make_plan(load_fleet(sys.argv[1])).hosts
     hosts = {} if inventory == "bare" else make_plan(load_fleet(inventory)).hosts
     table = {name: Made(plan) for name, plan in hosts.items()}
     FakeConnector._lookup_response = lambda self, command: _lookup(table, self, command)

@@ -35,7 +35,7 @@ class Command:
     streamed: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class RecordedHost:
     """A host whose facts are known."""
 

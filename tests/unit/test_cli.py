@@ -173,7 +173,7 @@ def test_options_are_not_abbreviated(
         ({"engine_release": "9.9.9"}, "unknown release; the catalogue has:"),
         ({"engine_requirements": "locks/none.txt"}, "locks/none.txt: no such lock"),
         ({"model_manifest": "models/none.toml"}, "models/none.toml: no such manifest"),
-        ({"engine_pins": ["pydantic==1.10.17"]}, "has pydantic==2.12.5"),
+        ({"engine_pins": ["pydantic==2.14.0"]}, "has pydantic==2.12.5"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "render"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fleets import DIGEST, GATEWAY, INSTANCE, REPO, Site, file_text, lock_text, refusal
+from fleets import DIGEST, GATEWAY, INSTANCE, MANIFEST, REPO, Site, file_text, lock_text, refusal
 
 from fp8fleet import secrets
 from fp8fleet.inventory import load_fleet
@@ -340,9 +340,9 @@ def test_a_lock_without_hashes_is_refused(site: Site) -> None:
 
 
 def test_a_pin_that_contradicts_the_lock_is_refused(site: Site) -> None:
-    site.serving["engine_pins"] = ["pydantic==1.10.17"]
+    site.serving["engine_pins"] = ["pydantic==2.14.0"]
     message = site.refusal()
-    assert "host gpu-1: engine_pins = 'pydantic==1.10.17'" in message
+    assert "host gpu-1: engine_pins = 'pydantic==2.14.0'" in message
     assert "has pydantic==2.12.5" in message
 
 
@@ -367,8 +367,9 @@ def test_a_release_built_from_source_takes_the_platforms_c_library(site: Site) -
 
 
 def test_a_wheel_that_needs_the_very_c_library_of_the_platform_is_taken(site: Site) -> None:
-    """0.33.0's wheel needs glibc 2.28, Kylin V10 has it."""
-    site.serving["platform"] = "kylin-v10"
+    """0.20.0's wheel needs glibc 2.35, Ubuntu 22.04 has it."""
+    site.file("locks/engine.txt", lock_text(vllm="0.20.0"))
+    site.serving["engine_release"] = "0.20.0"
     assert site.host_plan().engine
 
 
@@ -377,9 +378,95 @@ def test_a_python_that_the_release_does_not_support_is_refused_with_what_it_does
     site: Site, version: str
 ) -> None:
     site.serving["engine_python"] = version
-    assert site.refusal().endswith(
-        f"host gpu-1: engine_python = '{version}': vLLM 0.33.0 needs Python >=3.11,<3.15"
+    message = site.refusal()
+    needed = f"host gpu-1: engine_python = '{version}': vLLM 0.33.0 needs Python >=3.11,<3.15"
+    assert needed in message
+
+
+def test_a_release_that_does_not_resolve_on_the_platform_is_refused_with_the_newest_that_does(
+    site: Site,
+) -> None:
+    """0.33.0's own wheel would do on Kylin V10; one that it requires does not."""
+    site.serving |= {"platform": "kylin-v10", "accelerator": "a100-80g"}
+    message = site.refusal()
+    assert "engine_release = '0.33.0': does not resolve on kylin-v10 x86_64" in message
+    assert "llguidance" in message
+    assert message.endswith("(the newest that fits is 0.21.0)")
+
+
+def test_a_pin_that_the_release_cannot_take_is_refused_with_what_it_needs(site: Site) -> None:
+    site.serving["engine_pins"] = ["pydantic==1.10.17"]
+    message = site.refusal()
+    assert "engine_pins = 'pydantic==1.10.17': vLLM 0.33.0 needs pydantic>=2.12" in message
+    assert "without pydantic==1.10.17 it would be 0.33.0" in message
+
+
+def fp8_site(site: Site, **serving: Any) -> Site:
+    """A site that serves a block-FP8 checkpoint."""
+    manifest = MANIFEST.replace(
+        'revision = "1"', 'revision = "1"\nquantization = "compressed-tensors-fp8-block"'
     )
+    site.file("models/tiny/manifest.toml", manifest)
+    site.serving |= serving
+    return site
+
+
+def test_what_the_gates_warn_of_becomes_a_note_of_the_plan(site: Site) -> None:
+    (note,) = fp8_site(site, accelerator="a100-80g").host_plan().notes
+    assert "decompressed when used (W8A16)" in note
+
+
+def test_native_block_fp8_has_no_note(site: Site) -> None:
+    assert fp8_site(site).host_plan().notes == ()
+
+
+def test_block_fp8_where_it_cannot_work_is_refused_with_the_alternative(site: Site) -> None:
+    message = fp8_site(site, accelerator="v100-32g").refusal()
+    assert "accelerator = 'v100-32g': cannot serve block-FP8 checkpoints" in message
+    assert "BF16 or INT8" in message
+
+
+def test_an_fp8_cache_below_capability_8_9_is_refused(site: Site) -> None:
+    site.serving["accelerator"] = "a100-80g"
+    site.serving["instances"] = [{**INSTANCE, "options": {"kv-cache-dtype": "fp8"}}]
+    assert "kv-cache-dtype = 'fp8': needs compute capability 8.9" in site.refusal()
+
+
+def test_an_option_that_the_release_lacks_is_refused_with_what_to_write(site: Site) -> None:
+    site.serving["instances"] = [{**INSTANCE, "options": {"rope-theta": 500000}}]
+    message = site.refusal()
+    assert "option 'rope-theta': vLLM 0.33.0 has no --rope-theta" in message
+    assert "write instead nothing: the checkpoint has the right value" in message
+
+
+def test_a_sites_table_of_combinations_only_warns(site: Site) -> None:
+    line = {"driver": "580.95.05", "engine": "0.32.0"}
+    site.serving["validated_combinations"] = [line]
+    (note,) = site.host_plan().notes
+    assert "validated_combinations has no line for vLLM 0.33.0" in note
+
+
+def test_preflight_gets_ports_disk_and_devices_of_the_plan(site: Site) -> None:
+    needs = site.host_plan().requirements
+    assert [(p.port, p.unit) for p in needs.ports] == [
+        (8000, "fp8fleet-main.service"),
+        (8080, "nginx.service"),
+        (8089, "nginx.service"),
+    ]
+    assert [space.what for space in needs.spaces] == [
+        "environment tools",
+        "environment engine 0.33.0",
+        "model tiny",
+    ]
+    assert [(d.indices, d.memory_fraction) for d in needs.devices] == [((0,), 0.92)]
+
+
+def test_preflight_of_a_gateway_needs_no_device_and_no_model(gateway_site: Site) -> None:
+    needs = gateway_site.plan().hosts["gw-1"].requirements
+    assert needs.release is None
+    assert needs.devices == ()
+    assert [space.what for space in needs.spaces] == ["environment tools"]
+    assert [port.port for port in needs.ports] == [8080, 8089]
 
 
 @pytest.mark.parametrize(
@@ -833,7 +920,7 @@ SERVER = {"g++", "libnuma1", "numactl"}
 
 def test_a_host_with_servers_and_proxy_has_the_packages_of_both(site: Site) -> None:
     assert set(site.host_plan().packages) == ALL | SERVER | {"nginx"}
-    site.serving["platform"] = "kylin-v10"
+    site.serving["platform"] = "kylin-v11"
     kylin = {"gcc-c++", "numactl", "numactl-libs"}
     assert set(site.host_plan().packages) == ALL | kylin | {"nginx"}
 

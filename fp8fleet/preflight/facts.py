@@ -1,0 +1,722 @@
+"""The compound fact: a probe's answer, read into one object; nothing is judged here."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TypeVar
+
+from fp8fleet import catalog
+
+TIMED_OUT = (124, 137)
+"""Exit codes of a part that ran into its limit."""
+MISSING = 127
+"""Exit code of a part whose tool the host lacks."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LINK = re.compile(r"NV\d+|HCCS_SW|HCCS|SIO|NODE|SYS|PHB|PXB|PIX|PIB|UB|X|NA")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the probe's answer."""
+
+    lines: tuple[str, ...]
+    code: int
+
+    @property
+    def text(self) -> str:
+        """All lines, stripped."""
+        return "\n".join(self.lines).strip()
+
+    @property
+    def first(self) -> str:
+        """The first line that has something."""
+        return next((line.strip() for line in self.lines if line.strip()), "")
+
+
+@dataclass(frozen=True)
+class User:
+    """Who the commands run as; ``sudo``: None not asked (root), else whether it works unasked."""
+
+    uid: int
+    name: str
+    sudo: bool | None
+    sudo_missing: bool = False
+
+
+@dataclass(frozen=True)
+class System:
+    """The distribution and what boots it."""
+
+    os_id: str
+    version_id: str
+    id_like: str
+    name: str
+    service_pack: str | None
+    """Of Kylin: SP1, SP2, SP3, ..., from .productinfo, else the code name of the version."""
+    kernel: str
+    architecture: str
+    glibc: str | None
+    init: str
+    container: str | None
+    locale: str | None
+    """LANG or LC_ALL of the system's locale file."""
+    missing_tools: tuple[str, ...]
+    reboot_pending: bool
+    earlier_run: bool
+    """Whether fp8fleet worked on this host since its boot."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds since the epoch (UTC) at the probe, and who keeps them right."""
+
+    time: int | None
+    synchronized: bool | None
+    services: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Processor and memory."""
+
+    processors: int
+    model: str
+    flags: frozenset[str]
+    memory: int
+    """Bytes."""
+    memory_available: int
+    swap: int
+    numa: dict[int, str]
+    """CPU list by node."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file system under a path, which need not exist yet."""
+
+    path: str
+    free: int
+    size: int
+    mount: str
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The package database and what changes it."""
+
+    family: str | None
+    broken: tuple[str, ...]
+    """Packages that need to be installed again."""
+    unfinished: tuple[str, ...]
+    """Packages that wait for their configuration."""
+    error: str | None
+    """What the package manager says in place of an answer."""
+    managers: tuple[str, ...]
+    """Package managers at work, with their process ids."""
+    unattended: tuple[str, ...]
+    """What upgrades by itself."""
+    held: tuple[str, ...]
+    drivers: tuple[str, ...]
+    """Installed packages of the driver."""
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """An accelerator or a switch on the PCI bus."""
+
+    slot: str
+    id: str
+    """``vendor:device``, hexadecimal."""
+    pci_class: str
+    numa: int
+    driver: str
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is an NVSwitch."""
+        return self.pci_class.startswith("0680")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as the vendor's tool shows it."""
+
+    index: int
+    uuid: str
+    name: str
+    slot: str
+    memory_mib: int | None
+    used_mib: int | None
+    driver: str
+    compute_capability: str | None = None
+    ecc: bool | None = None
+    ecc_errors: int | None = None
+    mig: bool | None = None
+    persistence: bool | None = None
+    health: str | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds device memory."""
+
+    uuid: str
+    pid: int
+    memory_mib: int | None
+    program: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """Everything about GPUs and NPUs."""
+
+    pci: tuple[PciDevice, ...]
+    modules: tuple[str, ...]
+    """Loaded kernel modules of drivers."""
+    module_version: str | None
+    """NVIDIA's module in the running kernel."""
+    kernels: dict[str, bool]
+    """Installed kernels, and whether each has an NVIDIA module."""
+    nvidia_tool: str
+    """``missing``, ``hung``, ``ok``, or what nvidia-smi says in place of an answer."""
+    npu_tool: str
+    """The same, of npu-smi."""
+    devices: tuple[Device, ...]
+    holders: tuple[Holder, ...]
+    cuda: str | None
+    """Newest CUDA that the driver serves."""
+    links: tuple[tuple[str, ...], ...]
+    """Between devices, by index: NV12, SYS, HCCS, ...; empty: not known."""
+    device_numa: dict[int, int]
+    fabric_loaded: bool
+    fabric_active: bool
+    fabric_version: str | None
+    ascend_driver: str | None
+    cann: str | None
+    kernel_errors: tuple[str, ...]
+    bad_rows: tuple[str, ...]
+    """Slots of devices with memory rows that wait for repair or could not be repaired."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who listens on a port of the plan."""
+
+    port: int
+    pid: int | None
+    program: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class Security:
+    """SELinux, KySec, firewalls."""
+
+    selinux: str
+    """``enforcing``, ``permissive``, ``disabled`` or ``absent``."""
+    selinux_configured: str | None
+    kysec: bool
+    kysec_exec: str | None
+    """KySec's exec control, such as ``off`` or ``warning``; None: no KySec."""
+    firewall: str | None
+    """``firewalld`` or ``ufw``, where one is active."""
+    open_ports: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One compound fact of a host."""
+
+    user: User
+    system: System
+    clock: Clock
+    hardware: Hardware
+    disks: tuple[Disk, ...]
+    present: frozenset[str]
+    """Those of the asked stamps that exist."""
+    sizes: dict[str, int]
+    """Bytes by directory."""
+    packages: Packages
+    accelerators: Accelerators
+    listeners: tuple[Listener, ...]
+    security: Security
+    proxies: tuple[str, ...]
+    timed_out: tuple[str, ...]
+    """Names of the probe's parts that ran into their limit."""
+
+
+def probe_script() -> str:
+    """The probe for the host's shell, without comments and blank lines."""
+    text = (resources.files(__package__) / "probe.sh").read_text(encoding="utf-8")
+    lines = (line for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    return "\n".join(lines)
+
+
+def probe_arguments(
+    *,
+    full: bool,
+    need_root: bool,
+    paths: Iterable[str] = (),
+    stamps: Iterable[str] = (),
+    sizes: Iterable[str] = (),
+    ports: Iterable[int] = (),
+) -> list[str]:
+    """The probe's arguments.
+
+    Args:
+        full: also what takes longer: the kernel's GPU errors, repaired memory rows, sizes.
+        need_root: only who the user is, where that is not root.
+        paths: directories whose file systems matter; they need not exist.
+        stamps: files whose existence matters.
+        sizes: directories whose size matters.
+        ports: TCP ports whose listeners matter.
+    """
+    arguments = [f"mode={'full' if full else 'fast'}", f"root={int(need_root)}"]
+    arguments += [f"path={path}" for path in paths]
+    arguments += [f"stamp={path}" for path in stamps]
+    arguments += [f"size={path}" for path in sizes]
+    return arguments + [f"port={port}" for port in ports]
+
+
+def parts_of(lines: Iterable[str]) -> dict[str, Part] | None:
+    """The sections of a probe's answer by name, or None where its end is missing."""
+    parts: dict[str, Part] = {}
+    name, held, code = "", list[str](), 0
+    for raw in lines:
+        line = raw.rstrip("\n")
+        if line.startswith("@"):
+            if name:
+                parts[name] = Part(tuple(held), code)
+            name, held, code = line[1:].strip(), [], 0
+        elif match := re.fullmatch(r" =(\d+)", line):
+            code = int(match[1])
+        elif name:
+            held.append(line[1:])
+    return parts if name == "end" else None
+
+
+def user_of(parts: Mapping[str, Part]) -> User:
+    """Who the probe ran as."""
+    lines = [line for line in _part(parts, "user").lines if line]
+    sudo = next((line.split()[1] for line in lines if line.startswith("sudo ")), None)
+    uid = int(lines[0]) if lines and lines[0].isdigit() else -1
+    name = lines[1] if len(lines) > 1 else "?"
+    return User(uid, name, None if sudo is None else sudo == "0", sudo == "missing")
+
+
+def read_facts(parts: Mapping[str, Part]) -> HostFacts:
+    """Read a whole probe.
+
+    Args:
+        parts: the sections, from `parts_of`; a missing one counts as empty.
+    """
+    return HostFacts(
+        user=user_of(parts),
+        system=_system(parts),
+        clock=_clock(parts),
+        hardware=_hardware(parts),
+        disks=tuple(map(_disk, _rows(parts, "disk", 5))),
+        present=frozenset(line for line in _part(parts, "stamps").lines if line),
+        sizes={row[1]: int(row[0]) * 1024 for row in _rows(parts, "sizes", 2)},
+        packages=_packages(parts),
+        accelerators=_accelerators(parts),
+        listeners=tuple(map(_listener, _rows(parts, "ports", 3))),
+        security=_security(parts),
+        proxies=tuple(line.strip() for line in _part(parts, "proxy").lines if line.strip()),
+        timed_out=tuple(name for name, part in parts.items() if part.code in TIMED_OUT),
+    )
+
+
+_EMPTY = Part((), MISSING)
+T = TypeVar("T")
+
+
+def _part(parts: Mapping[str, Part], name: str) -> Part:
+    return parts.get(name, _EMPTY)
+
+
+def _rows(parts: Mapping[str, Part], name: str, least: int) -> list[list[str]]:
+    """The words of each line that has at least ``least`` of them."""
+    rows = (line.split() for line in _part(parts, name).lines)
+    return [row for row in rows if len(row) >= least]
+
+
+def _after(parts: Mapping[str, Part], name: str, label: str) -> list[str]:
+    """The rest of each line that begins with ``label`` and a space."""
+    lines = _part(parts, name).lines
+    return [line[len(label) + 1 :].strip() for line in lines if line.startswith(f"{label} ")]
+
+
+def _one(values: Sequence[T]) -> T | None:
+    return values[0] if values else None
+
+
+def _settings(part: Part) -> dict[str, str]:
+    """``KEY=value`` lines, quotes removed."""
+    pairs = (line.partition("=") for line in part.lines if "=" in line)
+    return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
+
+
+def _service_pack(product: str, version: str) -> str | None:
+    """Kylin's service pack; 2403 has the code name Halberd and calls itself SP3 in .productinfo."""
+    names = catalog.platforms()["kylin-v10"].code_names
+    named = next((pack for n, pack in names.items() if f"({n})" in f"{product} {version}"), None)
+    told = re.search(r"\((SP\d[\w-]*)\)", product)
+    if told and not (named and named.startswith(told[1])):
+        return told[1]
+    return named
+
+
+def _system(parts: Mapping[str, Part]) -> System:
+    release = _settings(_part(parts, "os"))
+    kernel = [line.strip() for line in _part(parts, "kernel").lines if line.strip()]
+    libc = re.search(r"(?:glibc|GLIBC|libc\)).*?(\d+\.\d+)", _part(parts, "libc").text)
+    init = [line.strip() for line in _part(parts, "init").lines if line.strip()]
+    locale = _settings(_part(parts, "locale"))
+    return System(
+        os_id=release.get("ID", ""),
+        version_id=release.get("VERSION_ID", ""),
+        id_like=release.get("ID_LIKE", ""),
+        name=release.get("PRETTY_NAME") or release.get("NAME", ""),
+        service_pack=_service_pack(_part(parts, "product").text, release.get("VERSION", "")),
+        kernel=kernel[1] if len(kernel) > 1 else "",
+        architecture=kernel[2] if len(kernel) > 2 else "",
+        glibc=libc[1] if libc else None,
+        init=init[0] if init else "",
+        container=_one(init[1:]),
+        locale=locale.get("LC_ALL") or locale.get("LANG") or None,
+        missing_tools=tuple(_part(parts, "tools").text.split()),
+        reboot_pending=bool(_part(parts, "reboot").text),
+        earlier_run=_part(parts, "earlier").text == "yes",
+    )
+
+
+def _clock(parts: Mapping[str, Part]) -> Clock:
+    now = _part(parts, "time").first
+    told = _settings(_part(parts, "clock")).get("NTPSynchronized")
+    return Clock(
+        time=int(now) if now.isdigit() else None,
+        synchronized=None if told is None else told == "yes",
+        services=tuple(_after(parts, "clock", "service")),
+    )
+
+
+def _hardware(parts: Mapping[str, Part]) -> Hardware:
+    cpu = _part(parts, "cpu")
+    named = {
+        key.strip().lower(): value.strip()
+        for key, _, value in (line.partition(":") for line in cpu.lines)
+    }
+    memory = {row[0].rstrip(":"): int(row[1]) * 1024 for row in _rows(parts, "memory", 2)}
+    return Hardware(
+        processors=int(cpu.first) if cpu.first.isdigit() else 0,
+        model=named.get("model name") or named.get("cpu part", ""),
+        flags=frozenset((named.get("flags") or named.get("features", "")).split()),
+        memory=memory.get("MemTotal", 0),
+        memory_available=memory.get("MemAvailable", 0),
+        swap=memory.get("SwapTotal", 0),
+        numa={int(row[0]): row[1] for row in _rows(parts, "numa", 2) if row[0].isdigit()},
+    )
+
+
+def _disk(row: list[str]) -> Disk:
+    path, free, size, mount, options = row[:5]
+    return Disk(path, int(free) * 1024, int(size) * 1024, mount, "ro" in options.split(","))
+
+
+def _packages(parts: Mapping[str, Part]) -> Packages:
+    part = _part(parts, "packages")
+    broken: list[str] = []
+    unfinished: list[str] = []
+    for row in _rows(parts, "packages", 3):
+        if row[0] == "family" or len(row) != 3:
+            continue
+        flag, status, name = row
+        again = flag == "reinstreq" or status == "half-installed"
+        (broken if again else unfinished).append(name)
+    if _after(parts, "packages", "journal"):
+        unfinished.append("dpkg's journal")
+    error = None
+    if part.code in TIMED_OUT:
+        error = "it does not answer"
+    elif part.code not in (0, MISSING):
+        error = next((ln.strip() for ln in part.lines if ln and not ln.startswith("family ")), "?")
+    return Packages(
+        family=_one(_after(parts, "packages", "family")),
+        broken=tuple(broken),
+        unfinished=tuple(unfinished),
+        error=error,
+        managers=tuple(f"{row[0]} ({row[1]})" for row in _rows(parts, "managers", 2)),
+        unattended=_unattended(parts),
+        held=tuple(_after(parts, "upgrades", "held") + _excluded(parts)),
+        drivers=tuple(_after(parts, "upgrades", "package")),
+    )
+
+
+def _unattended(parts: Mapping[str, Part]) -> tuple[str, ...]:
+    """What would upgrade packages by itself; apt's timer does so only where it is told to."""
+    settings = dict(re.findall(r'APT::Periodic::([\w-]+) "(\d+)"', _part(parts, "upgrades").text))
+    enabled = _after(parts, "upgrades", "enabled")
+    dnf = [unit for unit in enabled if unit.startswith("dnf-automatic")]
+    on = settings.get("Unattended-Upgrade", "0") != "0" and settings.get("Enable", "1") != "0"
+    timer = "apt-daily-upgrade.timer"
+    return tuple(dnf + ([timer] if on and timer in enabled else []))
+
+
+def _excluded(parts: Mapping[str, Part]) -> list[str]:
+    lines = _part(parts, "upgrades").lines
+    return [
+        name
+        for line in lines
+        if line.lower().startswith("exclude")
+        for name in re.split(r"[,\s]+", line.partition("=")[2].strip())
+        if name
+    ]
+
+
+def _accelerators(parts: Mapping[str, Part]) -> Accelerators:
+    npus, npu_holders = _npus(parts)
+    gpus = _gpus(parts)
+    devices = gpus or npus
+    topology = "topology" if gpus else "nputopo"
+    links, numa = _topology(_part(parts, topology), len(devices))
+    pci = tuple(map(_pci_device, _rows(parts, "pci", 5)))
+    version = re.search(r"Module(?: for \w+)?\s+(\d[\d.]+)", _part(parts, "modules").text)
+    fabric = _settings(_part(parts, "fabric"))
+    told = re.search(r"Fabric Manager version is\s*:\s*(\S+)", _part(parts, "fabric").text)
+    ascend = dict(line.split("=", 1) for line in _after(parts, "ascend", "driver") if "=" in line)
+    return Accelerators(
+        pci=pci,
+        modules=tuple(_after(parts, "modules", "loaded")),
+        module_version=version[1] if version else None,
+        kernels={
+            row[0]: len(row) > 1 for row in map(str.split, _after(parts, "modules", "kernel"))
+        },
+        nvidia_tool=_tool(_part(parts, "smi")),
+        npu_tool=_tool(_part(parts, "npu")),
+        devices=devices,
+        holders=_holders(parts) + npu_holders,
+        cuda=_part(parts, "cuda").first or None,
+        links=links,
+        device_numa=numa or _numa_by_slot(devices, pci),
+        fabric_loaded=fabric.get("LoadState") == "loaded",
+        fabric_active=fabric.get("ActiveState") == "active",
+        fabric_version=told[1] if told else None,
+        ascend_driver=ascend.get("Version"),
+        cann=_one(_after(parts, "ascend", "cann")),
+        kernel_errors=tuple(line.strip() for line in _part(parts, "xid").lines if "Xid" in line),
+        bad_rows=_bad_rows(_part(parts, "rows")),
+    )
+
+
+def _tool(part: Part) -> str:
+    if part.code == MISSING:
+        return "missing"
+    if part.code in TIMED_OUT:
+        return "hung"
+    if part.code:
+        return part.first or f"exit code {part.code}"
+    return "ok"
+
+
+def _pci_device(row: list[str]) -> PciDevice:
+    slot, vendor, device, kind, numa = row[:5]
+    number = int(numa) if re.fullmatch(r"-?\d+", numa) else -1
+    return PciDevice(
+        slot=slot.lower(),
+        id=f"{vendor.removeprefix('0x')}:{device.removeprefix('0x')}".lower(),
+        pci_class=kind.removeprefix("0x"),
+        numa=number,
+        driver=row[5] if len(row) > 5 else "",
+    )
+
+
+def _short_slot(slot: str) -> str:
+    """nvidia-smi writes the PCI domain with eight digits, sysfs with four."""
+    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", slot.lower())
+
+
+def _number(text: str) -> int | None:
+    match = re.match(r"\s*(\d+)", text)
+    return int(match[1]) if match else None
+
+
+def _switch(text: str) -> bool | None:
+    return {"enabled": True, "disabled": False}.get(text.strip().lower())
+
+
+def _gpus(parts: Mapping[str, Part]) -> tuple[Device, ...]:
+    """From nvidia-smi's CSV; columns by their names, units behind the values."""
+    part = _part(parts, "smi")
+    if part.code:
+        return ()
+    lines = [line for line in part.lines if line.strip()]
+    header = next((i for i, line in enumerate(lines) if line.startswith("index,")), None)
+    if header is None:
+        return ()
+    rows = csv.DictReader(lines[header:], skipinitialspace=True)
+    return tuple(
+        _gpu({re.sub(r" \[.*", "", k): v or "" for k, v in row.items() if k}) for row in rows
+    )
+
+
+def _gpu(row: Mapping[str, str]) -> Device:
+    capability = row.get("compute_cap", "").strip()
+    return Device(
+        index=_number(row.get("index", "")) or 0,
+        uuid=row.get("uuid", "").strip(),
+        name=row.get("name", "").strip(),
+        slot=_short_slot(row.get("pci.bus_id", "").strip()),
+        memory_mib=_number(row.get("memory.total", "")),
+        used_mib=_number(row.get("memory.used", "")),
+        driver=row.get("driver_version", "").strip(),
+        compute_capability=capability if re.fullmatch(r"\d+\.\d+", capability) else None,
+        ecc=_switch(row.get("ecc.mode.current", "")),
+        ecc_errors=_number(row.get("ecc.errors.uncorrected.volatile.total", "")),
+        mig=_switch(row.get("mig.mode.current", "")),
+        persistence=_switch(row.get("persistence_mode", "")),
+    )
+
+
+def _unit(path: str) -> str:
+    """The systemd unit of a control group's path."""
+    units = re.findall(r"[\w@:.\\-]+\.(?:service|scope)", path)
+    return units[-1] if units else ""
+
+
+def _holders(parts: Mapping[str, Part]) -> tuple[Holder, ...]:
+    holders = []
+    for line in _part(parts, "holders").lines:
+        entry, _, group = line.rpartition(" | ")
+        values = [value.strip() for value in entry.split(",", 3)]
+        if len(values) == 4 and values[1].isdigit():
+            holders.append(
+                Holder(values[0], int(values[1]), _number(values[2]), values[3], _unit(group))
+            )
+    return tuple(holders)
+
+
+def _topology(part: Part, count: int) -> tuple[tuple[tuple[str, ...], ...], dict[int, int]]:
+    """The matrix of ``topo -m`` or of ``npu-smi info -t topo``, and each device's NUMA node.
+
+    The header may wear ANSI codes; cells may be fused (``PIXNODE``); affinities may be empty.
+    """
+    links, numa = [], {}
+    columns = 0
+    for raw in part.lines:
+        line = _ANSI.sub("", raw)
+        heads = re.findall(r"\b(?:GPU|NPU|NIC|mlx5_)\d+\b", line)
+        match = re.match(r"\s*(?:GPU|NPU)(\d+)\s+(.*)", line)
+        if len(heads) > 1 or (not columns and heads and "Affinity" in line):
+            columns = len(heads)
+        elif match and columns:
+            cells, end = _cells(match[2], columns)
+            links.append(tuple(cells[:count]))
+            affinities = match[2][end:].split("\t")  # "", CPUs, NUMA node, ...
+            if len(affinities) > 2 and affinities[2].strip().isdigit():
+                numa[int(match[1])] = int(affinities[2])
+    whole = len(links) == count and all(len(row) == count for row in links)
+    return (tuple(links) if whole else ()), numa
+
+
+def _cells(text: str, columns: int) -> tuple[list[str], int]:
+    """The first ``columns`` links in a row, fused or not, and where they end."""
+    cells: list[str] = []
+    end = 0
+    for match in _LINK.finditer(text):
+        if len(cells) == columns or text[end : match.start()].strip():
+            break
+        cells.append(match[0])
+        end = match.end()
+    return cells, end
+
+
+def _numa_by_slot(devices: Sequence[Device], pci: Sequence[PciDevice]) -> dict[int, int]:
+    nodes = {device.slot: device.numa for device in pci}
+    found = ((d.index, nodes.get(d.slot, -1)) for d in devices)
+    return {index: node for index, node in found if node >= 0}
+
+
+def _npus(parts: Mapping[str, Part]) -> tuple[tuple[Device, ...], tuple[Holder, ...]]:
+    """From npu-smi's table: two lines a chip, then the processes."""
+    part = _part(parts, "npu")
+    version = re.search(r"npu-smi\s+(\S+)", part.text)
+    devices: list[Device] = []
+    holders: list[Holder] = []
+    name, health, in_processes = "", "", False
+    for line in part.lines:
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if "Process id" in line:
+            in_processes = True
+        elif in_processes and len(cells) == 4 and cells[1].isdigit():
+            npu = cells[0].split()[0]
+            holders.append(Holder(f"npu-{npu}", int(cells[1]), _number(cells[3]), cells[2], ""))
+        elif len(cells) == 3 and re.fullmatch(r"\d+\s+\S+", cells[0]) and ":" not in cells[1]:
+            name, health = cells[0].split()[1], cells[1]
+        elif len(cells) == 3 and re.fullmatch(r"[0-9A-Fa-f]{4}:\S+", cells[1]):
+            devices.append(_npu(len(devices), name, health, cells, version))
+    return tuple(devices), tuple(holders)
+
+
+def _npu(
+    index: int, name: str, health: str, cells: list[str], version: re.Match[str] | None
+) -> Device:
+    usages = re.findall(r"(\d+)\s*/\s*(\d+)", cells[2])
+    used, total = usages[-1] if usages else ("", "")
+    return Device(
+        index=index,
+        uuid=f"npu-{index}",
+        name=name,
+        slot=cells[1].lower(),
+        memory_mib=_number(total),
+        used_mib=_number(used),
+        driver=version[1] if version else "",
+        health=health,
+    )
+
+
+def _bad_rows(part: Part) -> tuple[str, ...]:
+    rows = ([cell.strip() for cell in line.split(",")] for line in part.lines)
+    bad = ("1", "yes")
+    return tuple(r[0] for r in rows if len(r) == 3 and (r[1].lower() in bad or r[2].lower() in bad))
+
+
+def _listener(row: list[str]) -> Listener:
+    pid = int(row[1]) if row[1].isdigit() else None
+    return Listener(int(row[0]), pid, row[2], _unit(row[3]) if len(row) > 3 else "")
+
+
+def _security(parts: Mapping[str, Part]) -> Security:
+    now = _one(_after(parts, "selinux", "enforce"))
+    configured = _one(_after(parts, "selinux", "config"))
+    mode = {"1": "enforcing", "0": "permissive"}.get(now or "")
+    kysec = _part(parts, "kysec")
+    control = re.search(r"exec control\s*:\s*(\S+)", kysec.text)
+    enabled = re.search(r"kysec status\s*:\s*enabled", kysec.text, re.IGNORECASE) is not None
+    firewall, ports = _firewall(parts)
+    return Security(
+        selinux=mode or ("disabled" if configured else "absent"),
+        selinux_configured=configured,
+        kysec=enabled,
+        kysec_exec=control[1] if control else None,
+        firewall=firewall,
+        open_ports=ports,
+    )
+
+
+def _firewall(parts: Mapping[str, Part]) -> tuple[str | None, tuple[str, ...]]:
+    if "running" in _after(parts, "firewall", "firewalld"):
+        ports = [port for line in _after(parts, "firewall", "open") for port in line.split()]
+        return "firewalld", tuple(ports)
+    ufw = _after(parts, "firewall", "ufw")
+    if any(re.match(r"Status:\s*active", line) for line in ufw):
+        rules = (re.match(r"(\d+(?:/\w+)?)\s+ALLOW", line) for line in ufw)
+        return "ufw", tuple(rule[1] for rule in rules if rule)
+    return None, ()

@@ -1,0 +1,222 @@
+"""`fp8fleet probe`: what hosts are, as group data to paste into an inventory."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyinfra.api import Config, Inventory, State
+from pyinfra.api.connect import connect_all, disconnect_all
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.context import ctx_host, ctx_state
+
+from fp8fleet import catalog
+from fp8fleet.catalog_check import Target, is_version, newest_fitting
+from fp8fleet.errors import CheckFailed, OperatorError
+from fp8fleet.inventory import parse_data, read_inventory
+from fp8fleet.preflight.facts import HostFacts, parts_of, probe_arguments, read_facts
+from fp8fleet.preflight.report import plain
+
+PATHS = ("/opt", "/var/lib", "/var/cache")
+"""Where the default directories lie."""
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add ``probe`` to a command line."""
+    parser = subparsers.add_parser("probe", help="read hosts and print group data to paste")
+    parser.add_argument(
+        "hosts",
+        metavar="HOST|INVENTORY",
+        help="a host as SSH knows it ([USER@]NAME), or a .py file",
+    )
+    parser.add_argument(
+        "--limit", action="append", default=[], metavar="HOST", help="host or group"
+    )
+    parser.add_argument(
+        "--data", action="append", default=[], metavar="KEY=VALUE", help="as pyinfra's --data"
+    )
+    parser.add_argument("--json", action="store_true", help="the facts, for programs")
+    parser.set_defaults(func=_probe)
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    inventory = _inventory(arguments.hosts, parse_data(arguments.data))
+    names = _limited(inventory, arguments.limit)
+    facts, failed = read_hosts(inventory, names)
+    if arguments.json:
+        plain_facts = {name: plain(dataclasses.asdict(found)) for name, found in facts.items()}
+        print(json.dumps(plain_facts, indent=1))
+    elif facts:
+        print("\n".join(group_data(facts)))
+    if failed:
+        raise CheckFailed(f"no answer from {', '.join(failed)}: try `ssh {failed[0]} true`")
+    return 0
+
+
+def _inventory(hosts: str, data: dict[str, Any]) -> Inventory:
+    if hosts.endswith(".py") or Path(hosts).is_file():
+        return read_inventory(hosts, data, [])
+    user, at, name = hosts.rpartition("@")
+    if not name or name.startswith("-"):
+        raise OperatorError(f"{hosts}: expected [USER@]HOST or an inventory file (.py)")
+    if at and user:
+        data = {"ssh_user": user, **data}
+    return Inventory(([name], {}), override_data=data)
+
+
+def _limited(inventory: Inventory, limit: Iterable[str]) -> list[str]:
+    entries = list(limit)
+    hosts = list(inventory)
+    chosen = [h.name for h in hosts if h.name in entries or set(h.groups) & set(entries)]
+    if entries and not chosen:
+        names = ", ".join(host.name for host in hosts)
+        raise OperatorError(f"--limit {' '.join(entries)}: matches no host; there are: {names}")
+    return chosen if entries else [host.name for host in hosts]
+
+
+def read_hosts(
+    inventory: Inventory, names: Iterable[str]
+) -> tuple[dict[str, HostFacts], list[str]]:
+    """Probe hosts over pyinfra's connections; nothing is changed on them.
+
+    Returns:
+        The facts by host, and the names of the hosts that gave no whole answer.
+    """
+    from roles.preflight.facts import HostProbe
+
+    # a host that does not answer is told in one line
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+    wanted = list(names)
+    state = State(inventory, Config())
+    facts: dict[str, HostFacts] = {}
+    with ctx_state.use(state):
+        state.limit_hosts = [host for host in inventory if host.name in wanted]
+        try:
+            connect_all(state)
+        except PyinfraError:
+            return {}, wanted
+        try:
+            for host in list(state.active_hosts):
+                sudo = bool(host.data.get("_sudo"))
+                command = probe_arguments(full=True, need_root=False, paths=PATHS)
+                with ctx_host.use(host):
+                    lines = host.get_fact(
+                        HostProbe, arguments=command, _sudo=sudo, _ignore_errors=True, _timeout=300
+                    )
+                parts = parts_of(lines)
+                if parts is not None:
+                    facts[host.name] = read_facts(parts)
+        finally:
+            disconnect_all(state)
+    ordered = {name: facts[name] for name in wanted if name in facts}
+    return ordered, [name for name in wanted if name not in facts]
+
+
+def group_data(facts: dict[str, HostFacts]) -> Iterator[str]:
+    """Lines of Python: one block for each kind of host, what is no key as a comment."""
+    kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, found in facts.items():
+        kinds[tuple(_keys(found))].append(name)
+    for lines, names in kinds.items():
+        yield f"# {', '.join(names)}"
+        yield from lines
+        for name in names:
+            prefix = f"# {name}: " if len(names) > 1 else "# "
+            yield from (prefix + line for line in _remarks(facts[name]))
+        yield ""
+
+
+def _keys(facts: HostFacts) -> Iterator[str]:
+    system = facts.system
+    platform = catalog.platform_of(system.os_id, system.version_id, system.id_like)
+    if platform:
+        yield f"platform = {_text(platform)}"
+    else:
+        yield f"# platform: {system.os_id} {system.version_id} is not in the catalogue"
+    yield f"arch = {_text(system.architecture)}"
+    accelerator, strange = _accelerator(facts)
+    if strange:
+        yield f"# accelerator: PCI id {strange} is not in the catalogue"
+    else:
+        yield f"accelerator = {_text(accelerator or 'cpu')}"
+    release = _release(facts, platform, accelerator)
+    if release:
+        yield f"engine_release = {_text(release)}"
+    elif platform and not strange:
+        yield "# engine_release: none of the catalogue fits (`fp8fleet catalog check` says why)"
+
+
+def _text(value: str) -> str:
+    return json.dumps(value)
+
+
+def _accelerator(facts: HostFacts) -> tuple[str | None, str | None]:
+    """The catalogue's name of the host's accelerator, and a PCI id that it lacks."""
+    for device in facts.accelerators.pci:
+        if device.is_switch or not device.id.startswith(("10de:", "19e5:d")):
+            continue
+        name = catalog.accelerator_of(device.id)
+        return (name, None) if name else (None, device.id)
+    return None, None
+
+
+def _release(facts: HostFacts, platform: str | None, accelerator: str | None) -> str | None:
+    if platform is None:
+        return None
+    driver = next((device.driver for device in facts.accelerators.devices), None)
+    vendor = catalog.accelerators()[accelerator or "cpu"].vendor
+    kinds = [r.distribution for r in catalog.releases().values() if vendor in r.vendors]
+    target = Target(
+        platform=platform,
+        architecture=facts.system.architecture,
+        accelerator=accelerator or "cpu",
+        driver=driver if driver and vendor == "nvidia" and is_version(driver) else None,
+    )
+    return newest_fitting(kinds[0], target)
+
+
+def _remarks(facts: HostFacts) -> Iterator[str]:
+    system, hardware, cards = facts.system, facts.hardware, facts.accelerators
+    pack = f" {system.service_pack}" if system.service_pack else ""
+    yield f"{system.name}{pack}, kernel {system.kernel}, glibc {system.glibc}"
+    yield (
+        f"{hardware.model}, {hardware.processors} processors, {hardware.memory / 2**30:.0f} GiB of"
+        f" memory, NUMA nodes {', '.join(f'{n}: {c}' for n, c in hardware.numa.items()) or '-'}"
+    )
+    yield "free disk: " + ", ".join(
+        f"{disk.path} {disk.free / 2**30:.0f} GiB" for disk in facts.disks if disk.path != "/usr"
+    )
+    if cards.devices:
+        driver = f"driver {cards.devices[0].driver}"
+        cuda = f", CUDA up to {cards.cuda}" if cards.cuda else ""
+        yield f"devices 0-{len(cards.devices) - 1}: {cards.devices[0].name}, {driver}{cuda}"
+    elif any(not device.is_switch for device in cards.pci):
+        yield f"{len(cards.pci)} devices on the PCI bus, no driver answers"
+    yield from _linked(cards.links, cards.device_numa)
+
+
+def _linked(links: tuple[tuple[str, ...], ...], numa: dict[int, int]) -> Iterator[str]:
+    """Which devices may share a model: groups that are linked directly, all to all."""
+    groups: list[list[int]] = []
+    direct = ("NV", "HCCS", "SIO", "UB")
+    for index, row in enumerate(links):
+        for group in groups:
+            if all(row[other].startswith(direct) for other in group):
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    if links:
+        kinds = sorted({link for row in links for link in row if link != "X"})
+        yield f"linked devices: {groups} ({', '.join(kinds) or 'a single device'})"
+    nodes: dict[int, list[int]] = defaultdict(list)
+    for index, node in sorted(numa.items()):
+        nodes[node].append(index)
+    if nodes:
+        yield "devices by NUMA node: " + ", ".join(f"{n}: {held}" for n, held in nodes.items())

@@ -1,0 +1,554 @@
+"""Findings: what is wrong with a host, judged against the plan; one for each bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleets import INSTANCE, MANIFEST, REPO, Site, lock_text, refusal
+from probes import NOW, answer, for_plan
+from rich.console import Console
+
+from fp8fleet.inventory import ignored_codes
+from fp8fleet.plan import HostPlan
+from fp8fleet.preflight.codes import CODES
+from fp8fleet.preflight.findings import Finding, Judgement
+from fp8fleet.preflight.judge import judge
+from fp8fleet.preflight.report import codes_table, stopping, summary, table, write_report
+
+UBUNTU = "os/ubuntu-22.04"
+H200 = "gpu/h200-x2"
+
+
+def plan_of(
+    site: Site, accelerator: str = "h200-141g", devices: int = 2, **serving: Any
+) -> HostPlan:
+    """A host that serves over all its devices."""
+    instance = {**INSTANCE, "devices": list(range(devices)), "tensor_parallel_size": devices}
+    site.serving |= {"accelerator": accelerator, "instances": [instance], **serving}
+    return site.host_plan()
+
+
+def findings(plan: HostPlan, *recordings: str) -> dict[str, Finding]:
+    """The findings by code."""
+    found = judge(plan, for_plan(plan, *recordings), NOW).findings
+    assert len({f.code for f in found}) == len(found), found
+    return {finding.code: finding for finding in found}
+
+
+def cpu_plan(site: Site, **serving: Any) -> HostPlan:
+    """A CPU host on Debian, as lab hosts are."""
+    site.file("locks/engine.txt", lock_text(vllm="0.32.0"))
+    site.serving |= {"platform": "debian-12", "accelerator": "cpu", "engine_release": "0.32.0"}
+    site.serving |= {"instances": [{"name": "tiny", "port": 8000}], **serving}
+    return site.host_plan()
+
+
+# Hosts that are well
+
+
+def test_a_host_that_is_well_has_no_finding(site: Site) -> None:
+    assert findings(plan_of(site), UBUNTU, H200) == {}
+
+
+def test_a_plain_cpu_host_has_no_finding(site: Site) -> None:
+    assert findings(cpu_plan(site)) == {}
+
+
+def test_an_hgx_board_has_no_finding(site: Site) -> None:
+    assert findings(plan_of(site, "h100-80g", 8), UBUNTU, "gpu/h100-x8") == {}
+
+
+@pytest.mark.parametrize("pack", ["sp1", "sp2", "sp3"])
+def test_kylin_v10_with_a100_passes(site: Site, pack: str) -> None:
+    site.file("locks/engine.txt", lock_text(vllm="0.21.0"))
+    plan = plan_of(site, "a100-80g", 2, platform="kylin-v10", engine_release="0.21.0")
+    found = findings(plan, f"os/kylin-v10-{pack}", "gpu/a100-x4")
+    assert [f for f in found.values() if f.severity == "error"] == []
+    expected = {"sp1": {"kysec-exec", "selinux-off"}, "sp2": set(), "sp3": set()}
+    assert set(found) == expected[pack]
+
+
+def test_ascend_on_openeuler_passes(site: Site) -> None:
+    found = findings(npu_plan(site), "os/openeuler-22.03", "gpu/910b-x4")
+    assert {f.code for f in found.values() if f.severity == "error"} == set()
+
+
+def npu_plan(site: Site) -> HostPlan:
+    release = "vllm-ascend-0.23.0"
+    site.file("locks/engine.txt", lock_text(vllm_ascend="0.23.0", vllm="0.23.0"))
+    return plan_of(
+        site, "ascend-910b", 4, platform="openeuler-22.03", arch="aarch64", engine_release=release,
+    )  # fmt: skip
+
+
+def test_a_gateway_is_not_asked_for_devices(gateway_site: Site) -> None:
+    plan = gateway_site.plan().hosts["gw-1"]
+    assert findings(plan, UBUNTU, "broken/driver-missing") == {}
+
+
+# Bad input: one finding each
+
+
+BAD = {
+    "broken/unknown-os": "os-unknown",
+    "broken/driver-missing": "driver-missing",
+    "broken/driver-mismatch": "driver-broken",
+    "broken/driver-hung": "driver-hung",
+    "broken/half-installed": "packages-broken",
+    "broken/rpm-locked": "packages-broken",
+    "broken/rpm-broken": "packages-broken",
+    "broken/no-space": "disk-short",
+    "broken/read-only-usr": "disk-read-only",
+    "broken/clock": "clock-wrong",
+    "broken/proxy": "proxy-differs",
+    "broken/locale": "locale-not-utf8",
+    "broken/unattended": "upgrades-unattended",
+}
+ALONGSIDE = {
+    "broken/driver-hung": {"probe-incomplete"},
+    "broken/half-installed": {"packages-unfinished"},
+}
+
+
+@pytest.mark.parametrize("recording", BAD)
+def test_each_bad_input_is_one_finding(site: Site, recording: str) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, recording)
+    assert set(found) - ALONGSIDE.get(recording, set()) == {BAD[recording]}
+    finding = found[BAD[recording]]
+    assert finding.found and finding.needed and finding.remedy
+
+
+@pytest.mark.parametrize("recording", ["broken/no-sudo", "broken/sudo-password"])
+def test_without_root_there_is_one_finding_and_no_facts(site: Site, recording: str) -> None:
+    """The probe then ends after its first section."""
+    lines = answer(recording)
+    short = [*lines[: lines.index("@time")], "@end"]
+    judgement = judge(plan_of(site), short, NOW)
+    (finding,) = judgement.findings
+    assert finding.code == "no-root"
+    assert "deploy is not root" in finding.found
+    assert "sudo_password" in finding.remedy
+    assert judgement.facts is None
+
+
+def test_a_whole_probe_without_root_says_so(site: Site) -> None:
+    assert "no-root" in findings(plan_of(site), UBUNTU, H200, "broken/no-sudo")
+
+
+@pytest.mark.parametrize("lines", [[], ["@user", " 0", " =0"]])
+def test_an_answer_without_an_end_is_a_finding(site: Site, lines: list[str]) -> None:
+    (finding,) = judge(plan_of(site), lines, NOW).findings
+    assert (finding.code, finding.severity) == ("probe-failed", "error")
+
+
+# Operating system
+
+
+def test_another_platform_than_the_inventorys_is_refused_with_its_name(site: Site) -> None:
+    finding = findings(plan_of(site), "os/kylin-v10-sp3", H200)["os-mismatch"]
+    assert "SP3" in finding.found
+    assert "that is kylin-v10" in finding.found
+    assert "platform = 'kylin-v10'" in finding.remedy
+
+
+def test_kylins_desktop_is_not_its_server(site: Site) -> None:
+    site.file("locks/engine.txt", lock_text(vllm="0.21.0"))
+    plan = plan_of(site, "a100-80g", 2, platform="kylin-v10", engine_release="0.21.0")
+    found = findings(plan, "os/kylin-desktop-v10", "gpu/a100-x4")
+    assert "that is kylin-desktop-v10" in found["os-mismatch"].found
+
+
+def test_another_architecture_is_refused(site: Site) -> None:
+    assert "arch-mismatch" in findings(plan_of(site), UBUNTU, "os/openeuler-22.03", H200)
+
+
+def test_a_c_library_older_than_the_wheel_needs_is_refused(site: Site) -> None:
+    found = findings(plan_of(site), "os/kylin-v10-sp1", H200)
+    # its wheel's tag is 2_28, but a requirement of it needs 2.31
+    assert found["glibc-old"].needed == "glibc 2.31 or newer for engine_release = '0.33.0'"
+
+
+def test_a_c_library_that_only_differs_is_a_warning(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, "os/ubuntu-24.04", H200)
+    assert found["glibc-differs"].severity == "warning"
+
+
+def test_a_bare_container_without_tools_is_refused(site: Site) -> None:
+    found = findings(cpu_plan(site), "broken/tools")
+    assert set(found) == {"init-missing", "tool-missing", "container"}
+    assert found["tool-missing"].found == "no flock, systemctl"
+
+
+@pytest.mark.parametrize(
+    ("off", "code"),
+    [(0, None), (9, None), (-9, None), (60, "clock-skew"), (-60, "clock-skew"),
+     (7200, "clock-wrong"), (-10**8, "clock-wrong")],
+)  # fmt: skip
+def test_the_clock_is_held_against_this_machines(site: Site, off: int, code: str | None) -> None:
+    plan = cpu_plan(site)
+    found = judge(plan, for_plan(plan), NOW - off).findings
+    assert [f.code for f in found] == ([code] if code else [])
+
+
+def test_years_are_told_as_years(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, "broken/clock")
+    assert re.match(r"21\.\d years behind", found["clock-wrong"].found)
+
+
+def test_a_clock_that_nobody_keeps_is_a_warning(site: Site) -> None:
+    plan = cpu_plan(site)
+    lines = [line for line in for_plan(plan) if "NTP" not in line and "timesyncd" not in line]
+    (finding,) = judge(plan, lines, NOW).findings
+    assert finding.code == "clock-unsynced"
+
+
+# Packages
+
+
+def with_lines(lines: list[str], **added: str) -> list[str]:
+    """``lines`` with one more line in the named sections."""
+    result = []
+    for line in lines:
+        result.append(line)
+        if line.startswith("@") and line[1:] in added:
+            result.append(f" {added[line[1:]]}")
+    return result
+
+
+def test_what_a_killed_run_left_is_not_broken(site: Site) -> None:
+    plan = plan_of(site)
+    lines = with_lines(for_plan(plan, UBUNTU, H200, "broken/half-installed"), earlier="yes")
+    assert [f.code for f in judge(plan, lines, NOW).findings] == ["packages-unfinished"]
+
+
+def test_a_package_manager_at_work_is_waited_for(site: Site) -> None:
+    plan = plan_of(site)
+    lines = with_lines(for_plan(plan, UBUNTU, H200, "broken/half-installed"), managers="dpkg 99")
+    found = {f.code: f.severity for f in judge(plan, lines, NOW).findings}
+    assert found == {"packages-unfinished": "warning", "packages-busy": "warning"}
+
+
+def test_unfinished_packages_are_a_warning(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, "broken/unconfigured")
+    assert set(found) == {"packages-unfinished"}
+
+
+def test_upgrades_are_no_matter_on_hosts_without_devices(site: Site) -> None:
+    assert findings(cpu_plan(site), "broken/unattended") == {}
+
+
+# Disk, memory, processor
+
+
+def test_disk_is_counted_for_all_that_is_missing_on_a_file_system(site: Site) -> None:
+    finding = findings(plan_of(site), UBUNTU, H200, "broken/no-space")["disk-short"]
+    assert finding.found == "5.0 GiB free on /opt"
+    assert re.match(r"16\.\d GiB needed beside what is there", finding.needed)
+    assert "environment engine 0.33.0 16.0 GiB" in finding.needed
+
+
+def test_disk_of_what_is_there_already_is_not_needed_again(site: Site) -> None:
+    plan = plan_of(site)
+    stamps = [space.stamp for space in plan.requirements.spaces if space.stamp]
+    lines = for_plan(plan, UBUNTU, H200, "broken/no-space")
+    for stamp in stamps:
+        lines = with_lines(lines, stamps=str(stamp))
+    assert judge(plan, lines, NOW).findings == ()
+
+
+def test_a_partial_model_needs_the_rest_only(site: Site) -> None:
+    size = 100 << 30
+    site.file("models/tiny/manifest.toml", MANIFEST.replace("size = 2", f"size = {size}"))
+    plan = plan_of(site, model_directory="/opt/fp8fleet/models")
+    lines = for_plan(plan, UBUNTU, H200, "broken/no-space")
+    lines = with_lines(lines, stamps=str(plan.requirements.spaces[1].stamp))
+    (finding,) = [f for f in judge(plan, lines, NOW).findings if f.code == "disk-short"]
+    assert "model tiny 100.0 GiB" in finding.needed
+    kept = f"{99 << 20}\t{plan.requirements.spaces[2].path}"
+    assert judge(plan, with_lines(lines, sizes=kept), NOW).findings == ()
+
+
+def test_less_memory_than_the_model_is_a_warning(site: Site) -> None:
+    size = 600 << 30
+    site.file("models/tiny/manifest.toml", MANIFEST.replace("size = 2", f"size = {size}"))
+    found = findings(plan_of(site), UBUNTU, H200)
+    assert set(found) == {"memory-short"}
+
+
+def test_block_fp8_on_a_cpu_needs_amx(site: Site) -> None:
+    named = MANIFEST.replace('revision = "1"', 'revision = "1"\nquantization = "fp8-block"')
+    site.file("models/tiny/manifest.toml", named)
+    assert set(findings(cpu_plan(site))) == {"cpu-lacks-amx"}
+
+
+# Accelerators
+
+
+def test_fewer_devices_than_the_plan_uses_are_refused(site: Site) -> None:
+    finding = findings(plan_of(site, devices=4), UBUNTU, H200)["gpu-missing"]
+    assert finding.found == "2 nvidia devices on the PCI bus"
+    assert finding.needed == "4, for devices 0,1,2,3 of the plan"
+
+
+def test_other_devices_than_the_inventory_names_are_refused_even_without_a_driver(
+    site: Site,
+) -> None:
+    found = findings(plan_of(site, "h100-80g"), UBUNTU, H200, "broken/driver-missing")
+    assert set(found) == {"driver-missing", "gpu-other"}
+    assert "set accelerator = 'h200-141g'" in found["gpu-other"].remedy
+
+
+def test_a_pci_id_that_the_catalogue_lacks_is_a_warning(site: Site) -> None:
+    plan = plan_of(site)
+    lines = [line.replace("0x2335", "0x2999") for line in for_plan(plan, UBUNTU, H200)]
+    (finding,) = judge(plan, lines, NOW).findings
+    assert (finding.code, finding.severity) == ("gpu-unknown", "warning")
+
+
+def test_a_device_that_fell_off_the_bus_is_told_by_its_slot(site: Site) -> None:
+    plan = plan_of(site, devices=1)
+    lines = [line for line in for_plan(plan, UBUNTU, H200) if not line.startswith(" 1, GPU-")]
+    (finding,) = judge(plan, lines, NOW).findings
+    assert finding.code == "gpu-lost"
+    assert "0000:00:07.0" in finding.found
+
+
+def test_memory_errors_mig_and_ecc_off(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, "broken/ecc")
+    assert set(found) == {"gpu-ecc-errors", "gpu-mig", "gpu-ecc-off", "persistence-off"}
+    assert "device 0 (0000:00:06.0): 3 uncorrected errors" in found["gpu-ecc-errors"].found
+
+
+def test_devices_that_the_plan_does_not_use_are_not_judged(site: Site) -> None:
+    site.serving["instances"] = [{**INSTANCE, "devices": [1]}]
+    site.serving["accelerator"] = "h200-141g"
+    found = findings(site.host_plan(), UBUNTU, H200, "broken/ecc")
+    assert set(found) == {"gpu-ecc-off"}
+
+
+def test_held_memory_is_an_error_only_where_the_server_would_not_start(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, "broken/gpu-held")
+    assert set(found) == {"gpu-busy", "gpu-shared"}
+    assert "/usr/bin/python3 (4711, 90112 MiB)" in found["gpu-busy"].found
+    assert found["gpu-busy"].needed == "92% of the memory for server main"
+
+
+def test_our_own_servers_memory_is_no_finding(site: Site) -> None:
+    plan = plan_of(site)
+    lines = [
+        re.sub(r"\| /.*", "| /system.slice/fp8fleet-main.service", line)
+        for line in for_plan(plan, UBUNTU, H200, "broken/gpu-held")
+    ]
+    assert judge(plan, lines, NOW).findings == ()
+
+
+def test_gpu_errors_of_the_full_mode(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, "broken/xid")
+    assert set(found) == {"gpu-kernel-errors", "gpu-ecc-errors"}
+    assert "00000000:00:06.0" in found["gpu-ecc-errors"].found
+
+
+def test_servers_over_unlinked_devices_are_warned_of(site: Site) -> None:
+    site.serving["accelerator"] = "a100-80g"
+    site.serving["instances"] = [
+        {**INSTANCE, "devices": [0, 1], "tensor_parallel_size": 2},
+        {"name": "far", "port": 8001, "devices": [2, 1], "tensor_parallel_size": 2},
+    ]
+    found = findings(site.host_plan(), UBUNTU, "gpu/a100-x4")
+    assert set(found) == {"nvlink-missing", "numa-split"}
+    assert found["nvlink-missing"].found == "server far: 1-2 SYS"
+
+
+def test_an_npu_that_is_not_well_and_an_old_cann(site: Site) -> None:
+    found = findings(npu_plan(site), "os/openeuler-22.03", "gpu/910b-x4", "broken/old-npu")
+    assert {f.code for f in found.values() if f.severity == "error"} == {
+        "gpu-unhealthy",
+        "cann-missing",
+    }
+    assert found["cann-missing"].found == "CANN 8.0.RC3"
+
+
+# Driver
+
+
+def with_driver(lines: list[str], version: str) -> list[str]:
+    return [line.replace("580.159.04", version) for line in lines]
+
+
+def test_a_driver_below_the_wheels_cuda_is_refused_and_its_ended_branch_warned_of(
+    site: Site,
+) -> None:
+    plan = plan_of(site)
+    lines = with_driver(for_plan(plan, UBUNTU, H200), "535.104.05")
+    found = {f.code: f for f in judge(plan, lines, NOW).findings}
+    assert set(found) == {"driver-old", "driver-ended"}
+    assert found["driver-old"].needed == "NVIDIA's driver 580.65.06 or newer (CUDA 13.0)"
+
+
+def test_a_sites_table_is_held_against_the_real_driver(site: Site) -> None:
+    table = [{"driver": "580.95.05", "engine": "0.33.0"}]
+    plan = plan_of(site, validated_combinations=table)
+    (finding,) = judge(plan, for_plan(plan, UBUNTU, H200), NOW).findings
+    assert (finding.code, finding.severity) == ("driver-unvalidated", "warning")
+    lines = with_driver(for_plan(plan, UBUNTU, H200), "580.95.05")
+    assert judge(plan, lines, NOW).findings == ()
+
+
+def test_a_kernel_upgrade_that_left_the_module_behind(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, "broken/driver-gone")
+    assert set(found) == {"driver-broken", "driver-module"}
+    assert "5.15.0-160-generic runs" in found["driver-module"].found
+
+
+def test_the_next_kernel_without_a_module_is_a_warning(site: Site) -> None:
+    plan = plan_of(site)
+    lines = with_lines(for_plan(plan, UBUNTU, H200), modules="kernel 6.8.0-90-generic ")
+    lines = with_lines(lines, modules="kernel 5.15.0-157-generic nvidia")
+    (finding,) = judge(plan, lines, NOW).findings
+    assert finding.code == "driver-next-kernel"
+
+
+def test_nouveau_is_refused(site: Site) -> None:
+    found = findings(plan_of(site), UBUNTU, H200, "broken/nouveau")
+    assert set(found) == {"nouveau-loaded", "driver-missing"}
+
+
+def test_a_fabric_manager_that_is_down_or_of_another_version(site: Site) -> None:
+    found = findings(plan_of(site, "h100-80g", 8), UBUNTU, "gpu/h100-x8", "broken/fabric")
+    assert set(found) == {"fabric-manager-down", "fabric-manager-version"}
+    assert found["fabric-manager-version"].found == "fabric manager 570.172.08, driver 580.95.05"
+
+
+def test_boards_without_switches_need_no_fabric_manager(site: Site) -> None:
+    assert findings(plan_of(site), UBUNTU, H200, "broken/fabric") == {}
+
+
+# Network and security
+
+
+def test_a_port_of_another_program_is_refused_and_our_own_is_not(site: Site) -> None:
+    finding = findings(plan_of(site), UBUNTU, H200, "broken/ports")["port-taken"]
+    assert finding.found == "java (812) listens on port 8000"
+    assert finding.needed == "port 8000 for server main"
+
+
+def test_a_firewall_without_the_proxys_port_is_a_warning(site: Site) -> None:
+    plan = cpu_plan(site, nginx_listen=8443)
+    lines = with_lines(for_plan(plan), firewall="ufw Status: active")
+    (finding,) = judge(plan, lines, NOW).findings
+    assert finding.code == "firewall-closed"
+    allowed = with_lines(lines, firewall="ufw 8443/tcp   ALLOW   Anywhere")
+    assert judge(plan, allowed, NOW).findings == ()
+
+
+def test_a_proxy_that_the_inventory_names_is_expected(site: Site) -> None:
+    plan = plan_of(site, proxy="http://10.0.0.9:3128")
+    assert findings(plan, UBUNTU, H200, "broken/proxy") == {}
+
+
+def test_selinux_modes(site: Site) -> None:
+    plan = plan_of(site)
+    found = {f.code for f in judge(plan, for_plan(plan, "os/uos-20", H200), NOW).findings}
+    assert {"selinux-permissive", "selinux-pending"} <= found
+
+
+# Codes, reports, ignoring
+
+
+def test_every_code_is_used_by_a_check_and_every_check_has_a_code() -> None:
+    folder = REPO / "fp8fleet/preflight"
+    texts = [p.read_text() for p in folder.glob("*.py") if p.name != "codes.py"]
+    used = set(re.findall(r'"([a-z0-9-]+)"', "\n".join(texts)))
+    assert sorted(set(CODES) - used) == []
+
+
+def test_the_documentations_table_is_the_codes() -> None:
+    assert codes_table() in (REPO / "docs/preflight.md").read_text(encoding="utf-8")
+
+
+def test_the_chinese_page_has_a_row_for_every_code_in_their_order() -> None:
+    text = (REPO / "docs/zh/preflight.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (错误|警告) \| .+ \|$", text, flags=re.M)
+    words = {"error": "错误", "warning": "警告"}
+    assert rows == [(name, words[code.severity]) for name, code in CODES.items()]
+
+
+def judged(site: Site, *recordings: str) -> Judgement:
+    plan = plan_of(site)
+    return judge(plan, for_plan(plan, UBUNTU, H200, *recordings), NOW)
+
+
+def test_errors_stop_unless_ignored(site: Site) -> None:
+    judgement = judged(site, "broken/ecc")
+    assert {f.code for f in stopping(judgement.findings, frozenset())} == {
+        "gpu-ecc-errors",
+        "gpu-mig",
+    }
+    assert stopping(judgement.findings, frozenset({"gpu-ecc-errors", "gpu-mig"})) == []
+
+
+def test_the_report_holds_findings_facts_and_what_was_ignored(site: Site, tmp_path: Path) -> None:
+    ignored = frozenset({"gpu-mig"})
+    path = write_report(
+        "@fake/gpu 1",
+        judged(site, "broken/ecc"),
+        full=True,
+        ignored=ignored,
+        folder=tmp_path / "reports",
+    )
+    assert path.name == "preflight-_fake_gpu_1.json"
+    report = json.loads(path.read_text())
+    assert (report["mode"], report["passed"], report["ignore"]) == ("full", False, ["gpu-mig"])
+    entries = {finding["code"]: finding for finding in report["findings"]}
+    assert entries["gpu-mig"]["ignored"] is True
+    assert entries["gpu-ecc-errors"]["severity"] == "error"
+    assert set(entries["gpu-mig"]) == {
+        *("code", "severity", "found", "needed", "remedy", "ignored")
+    }
+    facts = report["facts"]
+    assert facts["system"]["os_id"] == "ubuntu"
+    assert facts["accelerators"]["links"] == [["X", "NV18"], ["NV18", "X"]]
+    assert [p.name for p in (tmp_path / "reports").iterdir()] == [path.name]
+
+
+def test_a_report_without_facts_is_a_report(tmp_path: Path, site: Site) -> None:
+    judgement = judge(plan_of(site), [], NOW)
+    path = write_report("a", judgement, full=False, ignored=frozenset(), folder=tmp_path)
+    assert json.loads(path.read_text())["facts"] is None
+
+
+def test_the_table_is_for_people(site: Site) -> None:
+    judgement = judged(site, "broken/ecc")
+    printed = Console(file=io.StringIO(), width=200)
+    printed.print(table("gpu-1", judgement, frozenset({"gpu-mig"})))
+    text = printed.file.getvalue()  # type: ignore[attr-defined]
+    assert "preflight gpu-1: 1 error, 2 warnings, 1 ignored" in text
+    for word in ("gpu-mig", "ignored", "3 uncorrected errors", "nvidia-persistenced"):
+        assert word in text
+
+
+def test_errors_come_first(site: Site) -> None:
+    severities = [f.severity for f in judged(site, "broken/ecc").findings]
+    assert severities == sorted(severities, key=lambda severity: severity != "error")
+
+
+def test_the_summary_counts(site: Site) -> None:
+    assert summary("a", judged(site), frozenset()) == "preflight a: 0 errors, 0 warnings, 0 ignored"
+
+
+def test_ignore_takes_codes_and_refuses_others() -> None:
+    assert ignored_codes("gpu-mig, gpu-busy") == {"gpu-mig", "gpu-busy"}
+    assert ignored_codes(None) == frozenset()
+    message = refusal(lambda: ignored_codes("gpu-mg"))
+    assert message == "--data ignore=gpu-mg: gpu-mg: no such code; did you mean gpu-mig?"
+
+
+def test_switches_of_a_run_are_checked_before_it_connects(site: Site) -> None:
+    assert "did you mean disk-short?" in site.refusal("ignore=disk-shrt")
+    assert "expected one of fast, full" in site.refusal("preflight=slow")
+    assert site.plan("preflight=full", "ignore=disk-short,gpu-mig")
