@@ -103,6 +103,7 @@ def test_a_host_with_another_key_than_the_known_one_is_refused(
 
 
 def test_a_gateway_elsewhere_reaches_the_server_by_its_service_address(fleet: Fleet) -> None:
+    command("fp8fleet", "lab", "create", OTHER)
     gateway = f"""
 _gateway = {{"ssh_hostname": "{named(OTHER).address}", "platform": "debian-12"}}
 gateway = ([("{OTHER}", _gateway)],

@@ -17,7 +17,7 @@ import pytest
 from clients import complete
 from fleet import MAIN, REPO, Fleet, command, ssh, url
 
-from lab.site import GATEWAY, site
+from lab.site import GATEWAY, mirror_root
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 PACKAGE = "setproctitle"
@@ -56,8 +56,11 @@ def source_lock(folder: Path) -> tuple[Path, Path]:
 def test_a_package_without_a_wheel_is_built_on_the_host(fleet: Fleet, tmp_path: Path) -> None:
     command("fp8fleet", "lab", "create", MAIN)
     lock, _ = source_lock(tmp_path)
+    for wheel in (mirror_root() / "wheels").iterdir():
+        if not wheel.name.startswith(PACKAGE):
+            (tmp_path / wheel.name).symlink_to(wheel.resolve())
     with served_folder(tmp_path) as folder:
-        links = [site().wheels_url, folder]
+        links = [folder]
         wheels_only = fleet.inventory(engine_requirements=str(lock), package_find_links=links)
         refused = fleet.full(wheels_only)
         assert refused.code == 1
