@@ -23,7 +23,8 @@ from fp8fleet.fetch import human_bytes, standard_reporter
 from fp8fleet.inventory import load_fleet, parse_data
 from fp8fleet.locks import make_lock
 from fp8fleet.manifest_create import CreateOptions, create_manifest
-from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile, make_plan
+from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile
+from fp8fleet.planner import make_plan
 from fp8fleet.secrets import SecretRef
 from fp8fleet.session import limited
 

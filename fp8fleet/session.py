@@ -15,7 +15,8 @@ import click
 
 from fp8fleet.errors import OperatorError
 from fp8fleet.inventory import Fleet, check_secrets, ignored_codes, load_fleet, parse_data
-from fp8fleet.plan import FleetPlan, HostPlan, make_plan
+from fp8fleet.plan import FleetPlan, HostPlan
+from fp8fleet.planner import make_plan
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import requests
 
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.inventory import load_fleet
-from fp8fleet.plan import ProxyPlan, make_plan
+from fp8fleet.plan import ProxyPlan
+from fp8fleet.planner import make_plan
 from lab.machine import missing
 from lab.processes import say
 from lab.site import repository

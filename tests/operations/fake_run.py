@@ -23,7 +23,8 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra_cli.main import main
 
 from fp8fleet.inventory import load_fleet
-from fp8fleet.plan import PEER_UNIT, HostPlan, make_plan
+from fp8fleet.plan import PEER_UNIT, HostPlan
+from fp8fleet.planner import make_plan
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from pyinfra.api import FactBase, FunctionCommand, StringCommand
 from pyinfra.context import ctx_host, ctx_state
 
 from fp8fleet.inventory import load_fleet
-from fp8fleet.plan import HostPlan, PlannedFile, make_plan
+from fp8fleet.plan import HostPlan, PlannedFile
+from fp8fleet.planner import make_plan
 from roles.operations import Streamed
 
 Facts = Mapping[type[FactBase[Any]], Any]

@@ -8,7 +8,8 @@ import pytest
 from fleets import GATEWAY, REPO, Site
 
 from fp8fleet.inventory import load_fleet
-from fp8fleet.plan import FleetPlan, make_plan
+from fp8fleet.plan import FleetPlan
+from fp8fleet.planner import make_plan
 
 
 @pytest.fixture

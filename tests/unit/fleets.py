@@ -12,7 +12,8 @@ from typing import Any
 
 from fp8fleet.errors import OperatorError
 from fp8fleet.inventory import Fleet, check_secrets, load_fleet, parse_data
-from fp8fleet.plan import FleetPlan, HostPlan, make_plan
+from fp8fleet.plan import FleetPlan, HostPlan
+from fp8fleet.planner import make_plan
 
 REPO = Path(__file__).resolve().parents[2]
 PROD = "inventories/prod.py"

@@ -15,7 +15,8 @@ from fleets import DIGEST, GATEWAY, INSTANCE, MANIFEST, REPO, Site, file_text, l
 from fp8fleet import secrets
 from fp8fleet.inventory import load_fleet
 from fp8fleet.manifest import load_manifest
-from fp8fleet.plan import NGINX_KEEPALIVE_S, FleetPlan, HostPlan, PlannedFile, make_plan
+from fp8fleet.plan import NGINX_KEEPALIVE_S, FleetPlan, HostPlan, PlannedFile
+from fp8fleet.planner import make_plan
 from fp8fleet.secrets import SecretRef
 
 SERVING_HOSTS = ["gpu-h100-1", "gpu-h100-2", "gpu-a100-1", "gpu-kylin-1"]

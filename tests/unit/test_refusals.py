@@ -15,7 +15,7 @@ import pytest
 from fleets import INSTANCE, REPO, Site, fp8fleet, refusal
 
 from fp8fleet.inventory import load_fleet
-from fp8fleet.plan import make_plan
+from fp8fleet.planner import make_plan
 
 HUGE = 10**30
 

@@ -14,7 +14,7 @@ import pytest
 from fleets import INSTANCE, PROD, Ran, Site, pyinfra, refusal
 
 from fp8fleet import session
-from fp8fleet.plan import make_plan
+from fp8fleet.planner import make_plan
 
 DEPLOY = "deploys/full.py"
 SECRET = "sk-live-5ecre7"

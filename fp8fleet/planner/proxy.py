@@ -1,0 +1,48 @@
+"""Nginx over the servers of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8fleet import render
+from fp8fleet.catalog import Platform
+from fp8fleet.errors import OperatorError
+from fp8fleet.inventory import Fleet, FleetHost
+from fp8fleet.plan import NGINX_KEEPALIVE_S, PlannedFile, ProxyPlan
+from fp8fleet.planner.files import digest_of, planned_file
+from fp8fleet.planner.serving import Serving
+
+
+def proxy_plan(
+    fleet: Fleet, host: FleetHost, platform: Platform, serving: dict[str, Serving]
+) -> tuple[ProxyPlan | None, list[PlannedFile]]:
+    """Nginx and its configuration; nothing on a host that a gateway stands before."""
+    has_gateway = any(other.is_gateway for other in fleet.hosts)
+    if has_gateway and not host.is_gateway:
+        return None, []
+    behind = list(serving.values()) if host.is_gateway else [serving[host.name]]
+    models = sorted({s.model_id for s in behind})
+    if len(models) != 1:
+        raise OperatorError(
+            f"the gateway's hosts serve {len(models)} models ({', '.join(models) or 'none'});"
+            " one is needed: give them one served_model_name"
+        )
+    upstreams = tuple(i.upstream for s in behind for i in s.instances)
+    values: dict[str, Any] = {
+        "spec": host.spec,
+        "upstreams": upstreams,
+        "keepalive_timeout": NGINX_KEEPALIVE_S,
+        "user": "www-data" if platform.family == "apt" else "nginx",
+    }
+    digest = digest_of(render.template("nginx/nginx.conf.j2", values | {"digest": ""}))
+    files = [planned_file("nginx", "/etc/nginx/nginx.conf", values | {"digest": digest})]
+    proxy = ProxyPlan(
+        listen=host.spec.nginx_listen,
+        status_port=host.spec.nginx_status_port,
+        model_id=models[0],
+        upstreams=upstreams,
+        digest=digest,
+        api_key=host.spec.api_key,
+        address=host.ssh_hostname,
+    )
+    return proxy, files

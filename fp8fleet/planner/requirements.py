@@ -1,0 +1,72 @@
+"""What a host has to bring: preflight judges by it."""
+
+from __future__ import annotations
+
+from packaging.version import Version
+
+from fp8fleet import catalog
+from fp8fleet.catalog_check import Target
+from fp8fleet.plan import (
+    STAMP,
+    Devices,
+    EnvironmentPlan,
+    ModelPlan,
+    PlannedPort,
+    ProxyPlan,
+    Requirements,
+    Space,
+)
+from fp8fleet.planner.serving import Serving
+from fp8fleet.spec import HostSpec, InstanceSpec
+
+TOOLS_BYTES = 400 << 20
+"""Disk that the tools environment takes with its Python, rounded up from a lab host's."""
+
+
+def requirements_of(
+    spec: HostSpec,
+    own: Serving | None,
+    tools: EnvironmentPlan,
+    model: ModelPlan | None,
+    proxy: ProxyPlan | None,
+) -> Requirements:
+    """What the host has to bring for its plan."""
+    spaces = [_environment_space(tools, TOOLS_BYTES)]
+    if own and model and spec.accelerator:
+        vendor = catalog.vendors()[catalog.accelerators()[spec.accelerator].vendor]
+        spaces.append(_environment_space(own.engine, vendor.environment_gib << 30))
+        spaces.append(Space(f"model {model.name}", model.directory, model.size, None))
+    paths = [spec.install_directory]
+    if own:
+        paths += [spec.model_directory, spec.cache_directory]
+    return Requirements(
+        target=own.target if own else Target(spec.platform, spec.arch),
+        release=spec.engine_release if own else None,
+        devices=tuple(_devices(spec, i) for i in spec.instances) if own else (),
+        ports=_ports(own, proxy),
+        spaces=tuple(spaces),
+        directories=tuple(paths),
+        model_bytes=model.size if model else 0,
+        proxy=spec.proxy,
+    )
+
+
+def _environment_space(environment: EnvironmentPlan, size: int) -> Space:
+    prefix = environment.prefix
+    return Space(f"environment {environment.name}", prefix, size, f"{prefix}/{STAMP}")
+
+
+def _devices(spec: HostSpec, instance: InstanceSpec) -> Devices:
+    """vLLM's default share of a device's memory is 0.92 since 0.20, 0.9 before."""
+    new = Version(catalog.release_version(spec.engine_release or "")) >= Version("0.20")
+    share = instance.options.get("gpu-memory-utilization", 0.92 if new else 0.9)
+    fraction = float(share) if isinstance(share, int | float) else 1.0
+    return Devices(instance.name, instance.devices, instance.tensor_parallel_size, fraction)
+
+
+def _ports(own: Serving | None, proxy: ProxyPlan | None) -> tuple[PlannedPort, ...]:
+    ports = [PlannedPort(i.port, f"server {i.name}", i.unit) for i in own.instances] if own else []
+    if proxy:
+        ports.append(PlannedPort(proxy.listen, "the proxy", "nginx.service"))
+        ports.append(PlannedPort(proxy.status_port, "the proxy's status", "nginx.service"))
+    return tuple(ports)

@@ -1,0 +1,134 @@
+"""The vLLM servers of a host: options, environment, unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8fleet import catalog, render
+from fp8fleet.catalog import Release
+from fp8fleet.plan import (
+    CONFIG_DIRECTORY,
+    NGINX_KEEPALIVE_S,
+    RUN_DIRECTORY,
+    UNIT_DIRECTORY,
+    UNIT_PREFIX,
+    InstancePlan,
+    ModelPlan,
+    PlannedFile,
+)
+from fp8fleet.planner.environments import target_variables
+from fp8fleet.planner.files import (
+    cache_directory,
+    home_directory,
+    key_file,
+    planned_file,
+    secret_file,
+)
+from fp8fleet.planner.serving import Serving
+from fp8fleet.spec import HostSpec, InstanceSpec
+
+
+def instance_plan(
+    spec: HostSpec, release: Release, instance: InstanceSpec, address: str, model_id: str
+) -> InstancePlan:
+    """One server of a host."""
+    base = f"{CONFIG_DIRECTORY}/instances/{instance.name}"
+    unit = f"{UNIT_PREFIX}{instance.name}.service"
+    options: dict[str, Any] = {
+        "host": address,
+        "port": instance.port,
+        "served-model-name": model_id,
+        "tensor-parallel-size": instance.tensor_parallel_size,
+    }
+    notes = []
+    if release.shutdown_timeout:
+        options["shutdown-timeout"] = spec.drain_timeout
+    else:
+        notes.append(
+            f"vLLM {spec.engine_release} has no --shutdown-timeout:"
+            " requests that run when it stops are aborted"
+        )
+    options.update(instance.options)
+    return InstancePlan(
+        name=instance.name,
+        unit=unit,
+        address=address,
+        port=instance.port,
+        devices=instance.devices,
+        model_id=model_id,
+        options=options,
+        options_file=f"{base}.yaml",
+        environment_file=f"{base}.env",
+        key_file=key_file(instance.name) if spec.api_key else None,
+        marker=f"{RUN_DIRECTORY}/{instance.name}.ready",
+        start_timeout_s=spec.start_timeout,
+        warm_up_concurrency=spec.warm_up_concurrency,
+        files=(f"{UNIT_DIRECTORY}/{unit}", f"{base}.yaml", f"{base}.env"),
+        notes=tuple(notes),
+    )
+
+
+def instance_files(
+    spec: HostSpec, own: Serving, instance: InstancePlan, model: ModelPlan
+) -> list[PlannedFile]:
+    """Unit, options, environment and key of one server."""
+    secrets = (spec.api_key,) if spec.api_key else ()
+    variables = _instance_environment(spec, own, instance)
+    values = {
+        "spec": spec,
+        "instance": instance,
+        "engine": own.engine,
+        "model": model,
+        "caches": spec.cache_directory,
+        "nvidia": catalog.accelerators()[spec.accelerator or ""].vendor == "nvidia",
+        "stop_timeout": spec.drain_timeout + 30,
+        "run_directory": RUN_DIRECTORY,
+    }
+    unit_file = f"{UNIT_DIRECTORY}/{instance.unit}"
+    files = [
+        PlannedFile("vllm", instance.options_file, render.yaml_text(instance.options).encode()),
+        PlannedFile(
+            "vllm",
+            instance.environment_file,
+            render.environment_text(variables).encode(),
+            mode="600",
+            secrets=secrets,
+        ),
+        planned_file("vllm", unit_file, values, "fp8fleet-instance.service"),
+    ]
+    if spec.api_key and instance.key_file:
+        files.append(secret_file("vllm", instance.key_file, spec.api_key))
+    return files
+
+
+def _instance_environment(spec: HostSpec, own: Serving, instance: InstancePlan) -> dict[str, str]:
+    """Variables of a server. Sources: vllm/envs.py; FlashInfer's, DeepGEMM's and Triton's docs."""
+    caches = cache_directory(spec)
+    variables = {
+        "HOME": home_directory(spec),
+        "PATH": f"{own.engine.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "XDG_CACHE_HOME": f"{caches}/xdg",
+        "VLLM_CACHE_ROOT": f"{caches}/vllm",
+        "TRITON_CACHE_DIR": f"{caches}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
+        "FLASHINFER_WORKSPACE_BASE": f"{caches}/flashinfer",
+        "DG_JIT_CACHE_DIR": f"{caches}/deep_gemm",
+        # longer than Nginx keeps idle upstream connections, or requests meet a closed one: 502
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(NGINX_KEEPALIVE_S + 15),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(spec.start_timeout),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    assert spec.accelerator
+    vendor = catalog.accelerators()[spec.accelerator].vendor
+    if vendor == "nvidia":
+        variables["CUDA_HOME"] = own.engine.prefix
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    select = catalog.vendors()[vendor].device_variable
+    if select:
+        variables[select] = ",".join(str(device) for device in instance.devices)
+    variables |= target_variables(spec)
+    if spec.api_key:
+        variables["VLLM_API_KEY"] = spec.api_key.placeholder
+    return variables | spec.engine_environment
