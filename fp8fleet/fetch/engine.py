@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -248,7 +248,7 @@ class _Fetch:
 
     def _stream(self, file: ManifestFile, part: Partial, origin: Origin) -> str:
         """Append one answer of ``origin`` to ``part``; returns the address that answered."""
-        with origin.open(file.path, part.size, part.validator_for(origin)) as body:
+        with closing(origin.open(file.path, part.size, part.validator_for(origin))) as body:
             chunk = next(body.chunks, b"")
             # Checked before the bytes of earlier answers are given up for this one.
             if body.total not in (None, file.size):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -42,17 +41,7 @@ class Body:
     """Names this version of the file at this source (a strong ETag or a date)."""
     chunks: Iterator[bytes]
     close: Callable[[], None]
-
-    def __enter__(self) -> Body:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    """Ends the answer, whole or not: use with `contextlib.closing`."""
 
 
 class Origin(Protocol):

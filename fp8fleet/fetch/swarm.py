@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Literal
 
 from fp8fleet.fetch.check import hash_file
@@ -397,7 +398,7 @@ class _Sources:
 
     def _read(self, origin: Origin, piece: Piece) -> bytes:
         content = bytearray()
-        with origin.open(piece.path, piece.offset, None, piece.size) as body:
+        with closing(origin.open(piece.path, piece.offset, None, piece.size)) as body:
             if body.start != piece.offset:
                 raise Refused("does not answer ranges: no pieces from it")
             for chunk in body.chunks:
