@@ -70,8 +70,8 @@ def test_a_package_without_a_wheel_is_built_on_the_host(fleet: Fleet, tmp_path: 
         )
         done = fleet.full(inventory)
     assert done.code == 0, done.text
-    tags = ssh(
-        MAIN, f"grep -h ^Tag: /opt/fp8fleet/engines/*/lib/python3*/site-packages/{PACKAGE}-*/WHEEL"
-    )
+    python = ssh(MAIN, "readlink /proc/$(systemctl show -P MainPID fp8fleet-tiny-llama)/exe")
+    packages = f"{Path(python).parent.parent}/lib/python3*/site-packages"
+    tags = ssh(MAIN, f"grep -h ^Tag: {packages}/{PACKAGE}-*/WHEEL")
     assert tags == "Tag: cp311-cp311-linux_x86_64"
     assert complete(url(MAIN)).status_code == 200
