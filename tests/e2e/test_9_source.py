@@ -70,7 +70,7 @@ def test_a_package_without_a_wheel_is_built_on_the_host(fleet: Fleet, tmp_path: 
         )
         done = fleet.full(inventory)
     assert done.code == 0, done.text
-    python = ssh(MAIN, "readlink /proc/$(systemctl show -P MainPID fp8fleet-tiny-llama)/exe")
+    python = ssh(MAIN, "readlink /proc/$(systemctl show -P MainPID fp8fleet-tiny.service)/exe")
     packages = f"{Path(python).parent.parent}/lib/python3*/site-packages"
     tags = ssh(MAIN, f"grep -h ^Tag: {packages}/{PACKAGE}-*/WHEEL")
     assert tags == "Tag: cp311-cp311-linux_x86_64"
