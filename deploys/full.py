@@ -1,10 +1,11 @@
 """From a bare host to a served, proven model; run again, it changes only what is not so."""
 
-from roles import accept, conda, host, lock, model, nginx, preflight, vllm
+from roles import accept, cmake, conda, host, lock, model, nginx, preflight, vllm
 
 lock.hold()
 preflight.check()
 host.prepare()
+cmake.install()
 conda.install()
 model.install()
 vllm.serve()

@@ -86,6 +86,8 @@ _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.WebUrl, "URL (`http`, `https`)"),
     (spec.Source, "URL (`http`, `https`, `file`) without login, `?` and `#`"),
     (spec.PythonVersion, 'version in quotes, such as `"3.12"`'),
+    (spec.CmakeVersion, 'version in quotes, such as `"3.28"`'),
+    (spec.CmakeArchive, "URL of `cmake-VERSION-linux-ARCH.tar.gz`"),
     (spec.ModelId, "model id: letters, digits, `. _ @ + - /`"),
     (spec.Address, "IP address"),
     (spec.Port, "port, 1-65535"),

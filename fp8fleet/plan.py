@@ -93,6 +93,20 @@ class FrontendPlan:
 
 
 @dataclass(frozen=True)
+class CmakePlan:
+    """The cmake of a source build: the host's own where that will do, else one from an archive."""
+
+    minimum: str
+    link: str
+    """Leads to the prefix in use; its ``bin`` stands first in a build's PATH."""
+    architecture: str
+    prefix: str | None = None
+    """None: the inventory names no archive."""
+    url: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
 class EnvironmentPlan:
     """A conda environment filled from hash-locked requirements."""
 
@@ -271,6 +285,8 @@ class HostPlan:
     trusted_hosts: tuple[str, ...]
     """Package sources without TLS, which pip has to be told of; the hashes guard what they give."""
     frontend: FrontendPlan
+    cmake: CmakePlan | None
+    """None: nothing is built on the host."""
     tools: EnvironmentPlan
     program: str
     """Path of the fp8fleet zipapp on the host."""

@@ -11,6 +11,7 @@ import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from packaging.version import Version
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -27,6 +28,11 @@ from fp8fleet.secrets import SecretRef
 
 SECRET_KEYS = ("api_key", "model_token", "sudo_password")
 """Keys that refer to secrets; their values are never shown."""
+
+CMAKE_ARCHIVE = re.compile(
+    r"/cmake-(?P<version>\d+\.\d+\.\d+)[\w.-]*?(-linux-(?P<arch>\w+))?\.tar\.gz$", re.IGNORECASE
+)
+"""A URL of an archive of cmake, named as Kitware does; the architecture may be missing."""
 
 GATEWAY_GROUP = "gateway"
 """Hosts of this group run Nginx over the serving hosts and no engine."""
@@ -91,6 +97,15 @@ def _no_root(value: str) -> str:
     return value
 
 
+def _cmake_archive(value: str) -> str:
+    if not CMAKE_ARCHIVE.search(value):
+        raise ValueError(
+            "the name of Kitware's archive is needed, such as cmake-3.28.4-linux-x86_64.tar.gz:"
+            " the version in it is compared with cmake_version"
+        )
+    return value
+
+
 def _known(kind: str, table: dict[str, Any]) -> AfterValidator:
     def check(value: str) -> str:
         if value not in table:
@@ -113,6 +128,10 @@ Url = Annotated[str, AfterValidator(_url)]
 PythonVersion = Annotated[
     str, BeforeValidator(_quoted), StringConstraints(pattern=r"^3\.[0-9]{1,2}$")
 ]
+CmakeVersion = Annotated[
+    str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?$")
+]
+CmakeArchive = Annotated[str, AfterValidator(_url), AfterValidator(_cmake_archive)]
 ModelId = Annotated[str, StringConstraints(pattern=r"^\w[\w.@+-]*(/[\w.@+-]+)*$")]
 Source = Annotated[str, AfterValidator(_url), AfterValidator(check_source)]
 Address = Annotated[str, AfterValidator(_address)]
@@ -326,6 +345,21 @@ class HostSpec(Spec):
         Annotated[str, StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$")], OneLine
     ] = Field(default_factory=dict, description="Further environment variables of the servers.")
 
+    # 3.26.1 stands in vLLM's requirements/build.txt and pyproject.toml, build-system.requires
+    cmake_version: CmakeVersion = Field(
+        default="3.26.1",
+        description="Oldest cmake that will do where engine_build is `source`; vLLM's own build"
+        " asks for this one.",
+    )
+    cmake_archive_url: CmakeArchive | None = Field(
+        default=None,
+        description="Kitware's archive of cmake for the host's architecture, installed where the"
+        " host's own cmake is older or missing and engine_build is `source`.",
+    )
+    cmake_sha256: Sha256 | None = Field(
+        default=None, description="SHA256 of the archive of cmake, needed with its URL."
+    )
+
     validated_combinations: tuple[CombinationSpec, ...] = Field(
         default=(),
         description="The site's own table of driver, engine and CUDA versions; what is not in it"
@@ -397,6 +431,7 @@ class HostSpec(Spec):
     def _sane(self) -> HostSpec:
         self._check_frontend()
         self._check_environment()
+        self._check_cmake()
         self._check_ports()
         self._check_devices()
         return self
@@ -410,6 +445,23 @@ class HostSpec(Spec):
     def _check_environment(self) -> None:
         for name in sorted(_OWNED_VARIABLES.keys() & self.engine_environment.keys()):
             raise ValueError(f"engine_environment: {name} is set from {_OWNED_VARIABLES[name]}")
+
+    def _check_cmake(self) -> None:
+        if bool(self.cmake_archive_url) != bool(self.cmake_sha256):
+            raise ValueError("cmake_archive_url and cmake_sha256 are needed together")
+        named = CMAKE_ARCHIVE.search(self.cmake_archive_url or "")
+        if named is None:
+            return
+        if Version(named["version"]) < Version(self.cmake_version):
+            raise ValueError(
+                f"cmake_archive_url has cmake {named['version']}, cmake_version asks for"
+                f" {self.cmake_version}: name a newer archive"
+            )
+        if named["arch"] not in (None, self.arch):
+            raise ValueError(
+                f"cmake_archive_url is for {named['arch']}, arch is {self.arch}: name the archive"
+                " of that architecture"
+            )
 
     def _check_ports(self) -> None:
         users: dict[int, str] = {}

@@ -16,6 +16,9 @@ _data = {
     "conda_frontend_sha256": _site.frontend_sha256,
     "conda_channels": [_site.channel_url],
     "package_find_links": [_site.wheels_url],
+    # Only hosts that build from source take it.
+    "cmake_archive_url": _site.cmake_url,
+    "cmake_sha256": _site.cmake_sha256,
     # vLLM's CPU build and a tiny model with random weights.
     "engine_release": "0.32.0",
     "engine_python": "3.11",
@@ -43,4 +46,11 @@ _data = {
     ],
 }
 
-serving = ([(host.name, {"ssh_hostname": host.address}) for host in _site.hosts], _data)
+# RPM hosts call themselves Kylin V10, whose C library the wheels of this release are too new for
+# (theirs is Debian's in truth): only a release built on the host is planned there.
+_kinds = {"debian": {}, "rpm": {"platform": "kylin-v10", "engine_build": "source"}}
+
+serving = (
+    [(host.name, {"ssh_hostname": host.address, **_kinds[host.family]}) for host in _site.hosts],
+    _data,
+)

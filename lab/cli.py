@@ -19,8 +19,12 @@ from fp8fleet.catalog import platforms
 from fp8fleet.errors import OperatorError
 from lab import apt, hosts, image, machine, mirror, network
 from lab.processes import say
+from lab.rpm.image import build_rpm
 from lab.site import (
+    DEBIAN,
+    FAMILIES,
     MIRROR_URL,
+    RPM,
     LabHost,
     Site,
     cache_dir,
@@ -43,11 +47,14 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     commands = lab.add_subparsers(required=True, metavar="COMMAND")
     up = _command(commands, "up", _up, "bring the lab up, or complete it")
     up.add_argument("--hosts", type=int, metavar="N", help="at least lab-1 to lab-N (default: 1)")
+    up.add_argument(
+        "--family", choices=FAMILIES, help="of those hosts; rpm: lab-rpm-1 to lab-rpm-N"
+    )
     _command(commands, "down", _down, "stop everything; the hosts' disks stay")
     status = _command(commands, "status", _status, "say what runs; exit code 1 unless all does")
     status.add_argument("--json", action="store_true", help="for programs")
     ssh = _command(commands, "ssh", _ssh, "open a shell on a host, or run a command there")
-    ssh.add_argument("host", metavar="HOST", help="lab-1, lab-2, ...")
+    ssh.add_argument("host", metavar="HOST", help="lab-1, lab-2, ..., lab-rpm-1, ...")
     ssh.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     destroy = _command(commands, "destroy", _destroy, "stop a host and throw its disk away")
     destroy.add_argument("host", metavar="HOST")
@@ -56,19 +63,24 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def wanted_hosts(
-    count: int | None, listed: Sequence[LabHost], with_disk: Sequence[LabHost]
+    count: int | None,
+    family: str | None,
+    listed: Sequence[LabHost],
+    with_disk: Sequence[LabHost],
 ) -> list[LabHost]:
-    """Return the hosts that ``lab up`` brings up, by number.
+    """Return the hosts that ``lab up`` brings up, in order.
 
     Args:
         count: how many hosts were asked for; None is no wish.
+        family: of which family; None is no wish.
         listed: the hosts of the lab that is up, which stay.
         with_disk: the hosts that have a disk, which a lab that is down starts with.
     """
-    if count is None:
+    if count is None and family is None:
         chosen = [*(listed or with_disk or [host(1)])]
     else:
-        chosen = [*listed, *map(host, range(1, count + 1))]
+        numbers = range(1, (count or 1) + 1)
+        chosen = [*listed, *(host(number, family or DEBIAN) for number in numbers)]
     return hosts.in_order({one.name for one in chosen})
 
 
@@ -85,11 +97,11 @@ def _command(
 
 def _up(asked: argparse.Namespace) -> int:
     if asked.hosts is not None:
-        host(asked.hosts)  # refuses a number that cannot be
+        host(asked.hosts, asked.family or DEBIAN)  # refuses a number that cannot be
     machine.install_tools()
     with locked():
-        wanted = wanted_hosts(asked.hosts, _listed(), hosts.existing())
-        folders = _supplies(cache_dir())
+        wanted = wanted_hosts(asked.hosts, asked.family, _listed(), hosts.existing())
+        folders = _supplies(cache_dir(), wanted)
         network.up()
         mirror.up(folders)
         hosts.up(wanted)
@@ -98,13 +110,17 @@ def _up(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _supplies(cache: Path) -> dict[str, Path]:
+def _supplies(cache: Path, wanted: Sequence[LabHost]) -> dict[str, Path]:
     """Build what the mirror serves, each part once a machine: place on the mirror and its path."""
     # Imported here: only `lab up` needs the packages that these are built with.
-    from lab import conda, tiny_model, wheels
+    from lab import cmake, conda, tiny_model, wheels
 
     frontend = conda.build_frontend(cache)
+    archive = cmake.build_archive(cache)
+    families = {one.family for one in wanted}
     return {
+        **({"rpm": build_rpm(cache) / "repository"} if RPM in families else {}),
+        f"cmake/{archive.name}": archive,
         "debian": apt.build_repository(cache, image.build_base(cache), _host_packages()),
         f"frontend/{frontend.name}": frontend,
         "conda": conda.build_channel(cache),
@@ -120,16 +136,19 @@ def _host_packages() -> list[str]:
 
 
 def _offer(wanted: Sequence[LabHost], folders: dict[str, Path]) -> Site:
-    place = next(place for place in folders if place.startswith("frontend/"))
+    frontend = next(place for place in folders if place.startswith("frontend/"))
+    cmake = next(place for place in folders if place.startswith("cmake/"))
     return Site(
         hosts=tuple(wanted),
         mirror_url=MIRROR_URL,
-        frontend_url=f"{MIRROR_URL}/{place}",
-        frontend_sha256=hashlib.sha256(folders[place].read_bytes()).hexdigest(),
+        frontend_url=f"{MIRROR_URL}/{frontend}",
+        frontend_sha256=hashlib.sha256(folders[frontend].read_bytes()).hexdigest(),
         channel_url=f"{MIRROR_URL}/conda",
         wheels_url=f"{MIRROR_URL}/wheels/",
         models_url=f"{MIRROR_URL}/models",
         debian_url=f"{MIRROR_URL}/debian",
+        cmake_url=f"{MIRROR_URL}/{cmake}",
+        cmake_sha256=hashlib.sha256(folders[cmake].read_bytes()).hexdigest(),
     )
 
 
@@ -184,8 +203,9 @@ def _create(asked: argparse.Namespace) -> int:
     _need_root()
     with locked():
         offer = site()
-        hosts.create(asked.host)
         listed = hosts.in_order({one.name for one in (*offer.hosts, named(asked.host))})
+        mirror.up(_supplies(cache_dir(), listed))
+        hosts.create(asked.host)
         write_site(offer.model_copy(update={"hosts": tuple(listed)}))
     return 0
 

@@ -30,9 +30,11 @@ from lab.processes import (
     say,
     wait_ended,
 )
+from lab.rpm.image import build_rpm
 from lab.site import (
     BRIDGE,
     PREFIX_LENGTH,
+    RPM,
     LabHost,
     cache_dir,
     client_key,
@@ -70,13 +72,12 @@ def up(hosts: Sequence[LabHost]) -> None:
     Raises:
         CheckFailed: a host does not boot; the message names its console log.
     """
-    base = build_base(cache_dir())
     network.up()
     _write_ssh_files(hosts)
     to_boot = [one for one in hosts if _state(one) != "running"]
     for one in to_boot:
         _halt(one)
-        _ensure_disk(one, base)
+        _ensure_disk(one)
         _boot(one)
     for one in to_boot:
         _wait_booted(one)
@@ -136,13 +137,13 @@ def destroy(name: str) -> None:
 
 
 def existing() -> list[LabHost]:
-    """Return the hosts that have a folder, whole or not, by number."""
+    """Return the hosts that have a folder, whole or not, in order."""
     return in_order(folder.name for folder in (lab_dir() / "hosts").glob("lab-*"))
 
 
 def in_order(names: Iterable[str]) -> list[LabHost]:
-    """Return the hosts of these names by number: lab-2 before lab-10."""
-    return [named(name) for name in sorted(names, key=lambda name: int(name.removeprefix("lab-")))]
+    """Return the hosts of these names by family and number: lab-2 before lab-10."""
+    return sorted(map(named, names), key=lambda one: (one.family, one.number))
 
 
 def status(hosts: Sequence[LabHost]) -> list[HostStatus]:
@@ -168,7 +169,12 @@ def _answers(one: LabHost) -> bool:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def _ensure_disk(one: LabHost, base: Path) -> None:
+def _image(one: LabHost) -> Path:
+    """The root folder under the disk of a host of this family, built the first time."""
+    return build_rpm(cache_dir()) / "root" if one.family == RPM else build_base(cache_dir())
+
+
+def _ensure_disk(one: LabHost) -> None:
     """Give the host a whole, mounted disk: the one it has, or a fresh one."""
     folder = _folder(one)
     if (folder / "whole").exists():
@@ -177,7 +183,7 @@ def _ensure_disk(one: LabHost, base: Path) -> None:
             _mount(folder, base)
             return
         say(f"{one.name}: the base image under its disk is gone, so it gets a fresh disk")
-        base = build_base(cache_dir())
+    base = _image(one)
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("upper", "work", "root"):
         (folder / part).mkdir(parents=True)

@@ -22,8 +22,13 @@ PREFIX_LENGTH = 24
 MIRROR_PORT = 8900
 MIRROR_URL = f"http://{GATEWAY}:{MIRROR_PORT}"
 
-MAX_HOSTS = 200
-_FIRST_ADDRESS = 11
+DEBIAN, RPM = "debian", "rpm"
+FAMILIES = (DEBIAN, RPM)
+# By family: what stands before a host's number in its name, the last number of the first host's
+# address, and how many there may be.
+_PREFIX = {DEBIAN: "lab-", RPM: "lab-rpm-"}
+_FIRST_ADDRESS = {DEBIAN: 11, RPM: 211}
+MAX_HOSTS = {DEBIAN: 200, RPM: 40}
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -33,6 +38,16 @@ class LabHost:
 
     name: str
     address: str
+
+    @property
+    def family(self) -> str:
+        """The kind of its packages: ``debian`` or ``rpm``."""
+        return RPM if self.name.startswith(_PREFIX[RPM]) else DEBIAN
+
+    @property
+    def number(self) -> int:
+        """Its number within its family, from 1."""
+        return int(self.name.removeprefix(_PREFIX[self.family]))
 
 
 class Site(BaseModel):
@@ -48,6 +63,8 @@ class Site(BaseModel):
     wheels_url: str
     models_url: str
     debian_url: str
+    cmake_url: str
+    cmake_sha256: str
 
 
 def repository() -> Path:
@@ -92,23 +109,27 @@ def ssh_config() -> Path:
     return lab_dir() / "ssh_config"
 
 
-def host(n: int) -> LabHost:
-    """Return lab host number ``n``, counted from 1: ``host(1)`` is lab-1 at 198.18.0.11."""
-    if not 1 <= n <= MAX_HOSTS:
-        raise OperatorError(f"lab host {n}: expected a number from 1 to {MAX_HOSTS}")
-    return LabHost(f"lab-{n}", f"198.18.0.{_FIRST_ADDRESS + n - 1}")
+def host(n: int, family: str = DEBIAN) -> LabHost:
+    """Return a family's lab host number ``n``, counted from 1: ``host(1)`` is lab-1 at 198.18.0.11.
+
+    Raises:
+        OperatorError: there is no host of that number.
+    """
+    if not 1 <= n <= MAX_HOSTS[family]:
+        raise OperatorError(f"lab host {n}: expected a number from 1 to {MAX_HOSTS[family]}")
+    return LabHost(f"{_PREFIX[family]}{n}", f"198.18.0.{_FIRST_ADDRESS[family] + n - 1}")
 
 
 def named(name: str) -> LabHost:
     """Return the lab host called ``name``.
 
     Raises:
-        OperatorError: the name is not lab-1 to lab-200.
+        OperatorError: the name is not lab-1 to lab-200 or lab-rpm-1 to lab-rpm-40.
     """
-    match = re.fullmatch(r"lab-([1-9][0-9]{0,2})", name)
+    match = re.fullmatch(r"lab-(rpm-)?([1-9][0-9]{0,2})", name)
     if match is None:
-        raise OperatorError(f"lab host {name!r}: expected lab-1, lab-2, ...")
-    return host(int(match[1]))
+        raise OperatorError(f"lab host {name!r}: expected lab-1, lab-2, ..., or lab-rpm-1, ...")
+    return host(int(match[2]), RPM if match[1] else DEBIAN)
 
 
 def site() -> Site:

@@ -12,6 +12,7 @@ from fp8fleet.errors import OperatorError
 from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import read_lock
 from fp8fleet.plan import FleetPlan, HostPlan
+from fp8fleet.planner.cmake import cmake_plan
 from fp8fleet.planner.environments import (
     conda_files,
     download_environment,
@@ -90,6 +91,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         package_options=package_options(spec),
         trusted_hosts=trusted_hosts(spec),
         frontend=frontend_plan(spec),
+        cmake=cmake_plan(spec) if own and spec.engine_build == "source" else None,
         tools=tools,
         program=program,
         engine=own.engine if own else None,

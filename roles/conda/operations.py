@@ -62,6 +62,8 @@ def engine_environment(plan: HostPlan) -> Iterator[StringCommand]:
         return
     yield from _create(plan, environment)
     uv = f"{plan.tools.prefix}/bin/uv pip install --python {environment.interpreter}"
+    if plan.cmake:
+        uv = f'PATH={plan.cmake.link}/bin:"$PATH" {uv}'
     options = [*plan.package_options, "--require-hashes", "--compile-bytecode"]
     if environment.build == "wheel":
         options += ["--only-binary", ":all:"]

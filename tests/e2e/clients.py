@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 import requests
+from fleet import url
 
 
 def complete(base: str, key: str | None = None, tokens: int = 8) -> requests.Response:
@@ -17,6 +18,14 @@ def complete(base: str, key: str | None = None, tokens: int = 8) -> requests.Res
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=120,
     )
+
+
+def serves(host: str) -> bool:
+    """Whether a host's proxy answers with a completion now."""
+    try:
+        return complete(url(host)).status_code == 200
+    except requests.RequestException:
+        return False
 
 
 @dataclass

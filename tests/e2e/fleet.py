@@ -8,8 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from runpy import run_path
 from typing import IO, Any
@@ -19,9 +22,9 @@ from lab.site import named
 
 REPO = Path(__file__).resolve().parents[2]
 BIN = Path(sys.prefix) / "bin"
-NAMES = ("lab-8", "lab-9")
+NAMES = ("lab-8", "lab-9", "lab-rpm-9")
 """Hosts of the tests: not the ones that a person's demo runs on."""
-MAIN, OTHER = NAMES
+MAIN, OTHER, RPM = NAMES
 GROUP_DATA = ("--group-data", "inventories/group_data")
 
 
@@ -86,15 +89,22 @@ def announce(text: str) -> None:
     print(f"\n    [{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
-def ssh(host: str, script: str) -> str:
-    """Run a shell script on a lab host and return what it prints; it must succeed."""
-    done = subprocess.run(
+BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+
+
+def _ssh(host: str, script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["ssh", "-F", str(site.ssh_config()), host, script],
         capture_output=True,
         stdin=subprocess.DEVNULL,
         text=True,
         check=False,
     )
+
+
+def ssh(host: str, script: str) -> str:
+    """Run a shell script on a lab host and return what it prints; it must succeed."""
+    done = _ssh(host, script)
     assert done.returncode == 0, f"{host}: {script}: {done.stdout}{done.stderr}"
     return done.stdout.strip()
 
@@ -112,9 +122,29 @@ def invocation(host: str, instance: str) -> str:
     return ssh(host, f"systemctl show -P InvocationID fp8fleet-{instance}.service")
 
 
+def reboot(host: str) -> None:
+    """Reboot a lab host and wait until it answers again."""
+    before = ssh(host, BOOT_ID)
+    _ssh(host, "systemctl reboot")
+    until(lambda: _ssh(host, BOOT_ID).stdout.strip() not in ("", before), "booted again")
+
+
 def url(host: str, port: int = 8080) -> str:
     """Base URL of a host's proxy."""
     return f"http://{named(host).address}:{port}"
+
+
+@contextmanager
+def served_folder(folder: Path) -> Iterator[str]:
+    """Serve a folder on the lab's bridge; yields its URL."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    server = ThreadingHTTPServer((site.GATEWAY, 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://{site.GATEWAY}:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @dataclass(frozen=True)

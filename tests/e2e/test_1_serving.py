@@ -10,8 +10,8 @@ import re
 
 import pytest
 import requests
-from clients import complete, open_streams
-from fleet import MAIN, Fleet, command, instance, invocation, ssh, until, url
+from clients import complete, open_streams, serves
+from fleet import MAIN, Fleet, command, instance, invocation, reboot, ssh, until, url
 
 pytestmark = pytest.mark.lab
 
@@ -153,6 +153,14 @@ def test_a_removed_server_is_stopped_and_its_unit_and_upstream_are_gone(fleet: F
     assert "second" not in ssh(MAIN, "ls /etc/fp8fleet/instances /run/fp8fleet")
     assert "8001" not in ssh(MAIN, "cat /etc/nginx/nginx.conf; ss -Hltn")
     assert invocation(MAIN, "tiny") == first
+
+
+def test_after_a_reboot_the_host_serves_again_by_itself(fleet: Fleet) -> None:
+    reboot(MAIN)
+    until(lambda: serves(MAIN), "a completion after the reboot")
+    done = fleet.full(fleet.inventory())
+    # the proof of readiness and the warm-up are of one start
+    assert (done.code, done.changed) == (0, ["vLLM | Server 1"]), done.text
 
 
 def test_a_server_that_cannot_start_shows_the_line_of_its_log_that_says_why(fleet: Fleet) -> None:

@@ -6,38 +6,27 @@ import hashlib
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from clients import complete
-from fleet import MAIN, REPO, Fleet, command, ssh, url
+from cmake_project import proof, write_source
+from fleet import MAIN, REPO, Fleet, command, served_folder, ssh, url
 
-from lab.site import GATEWAY, mirror_root
+from lab.site import mirror_root
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 PACKAGE = "setproctitle"
 """A dependency of vLLM with a C extension; the host gets only its source."""
-
-
-@contextmanager
-def served_folder(folder: Path) -> Iterator[str]:
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    server = ThreadingHTTPServer((GATEWAY, 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://{GATEWAY}:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
+OLD_CMAKE = "#!/bin/sh\\necho cmake version 3.18.4\\n"
+"""printf's format of a program that stands for the distribution's, which is too old."""
 
 
 def source_lock(folder: Path) -> tuple[Path, Path]:
-    """The lab's lock with the source archive in place of the package's wheels, and that archive."""
+    """The lab's lock with the source archive in place of the package's wheels, and that archive.
+
+    It also has a package that only cmake builds.
+    """
     lock = (REPO / "locks/vllm-0.32.0-cpu-x86_64.txt").read_text()
     entry = re.search(rf"^{PACKAGE}==([0-9.]+)(?: \\\n    --hash=\S+)+", lock, re.MULTILINE)
     assert entry
@@ -49,12 +38,13 @@ def source_lock(folder: Path) -> tuple[Path, Path]:
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     changed = lock.replace(entry[0], f"{PACKAGE}=={entry[1]} \\\n    --hash=sha256:{digest}")
     path = folder / "source.txt"
-    path.write_text(changed)
+    path.write_text(changed + write_source(folder))
     return path, archive
 
 
 def test_a_package_without_a_wheel_is_built_on_the_host(fleet: Fleet, tmp_path: Path) -> None:
     command("fp8fleet", "lab", "create", MAIN)
+    ssh(MAIN, f"printf '{OLD_CMAKE}' >/usr/bin/cmake && chmod 755 /usr/bin/cmake")
     lock, _ = source_lock(tmp_path)
     for wheel in (mirror_root() / "wheels").iterdir():
         if not wheel.name.startswith(PACKAGE):
@@ -65,6 +55,7 @@ def test_a_package_without_a_wheel_is_built_on_the_host(fleet: Fleet, tmp_path: 
         refused = fleet.full(wheels_only)
         assert refused.code == 1
         assert PACKAGE in refused.text
+        assert ssh(MAIN, "ls -d /opt/fp8fleet/cmake || true") == ""
         inventory = fleet.inventory(
             engine_requirements=str(lock), package_find_links=links, engine_build="source"
         )
@@ -75,3 +66,5 @@ def test_a_package_without_a_wheel_is_built_on_the_host(fleet: Fleet, tmp_path: 
     tags = ssh(MAIN, f"grep -h ^Tag: {packages}/{PACKAGE}-*/WHEEL")
     assert tags == "Tag: cp311-cp311-linux_x86_64"
     assert complete(url(MAIN)).status_code == 200
+    assert ssh(MAIN, proof()) == "42 /opt/fp8fleet/cmake/current/bin/cmake"
+    assert ssh(MAIN, "cat /usr/bin/cmake") == ssh(MAIN, f"printf '{OLD_CMAKE}'")

@@ -45,6 +45,8 @@ class Made:
             return [f"{name} rw {self.plan.sysctl[name]}" for name in shlex.split(match[1])]
         if "systemctl show" in command:
             return self._unit(command)
+        if "cmake --version" in command and self.plan.cmake:
+            return [f"link={self.plan.cmake.prefix}", "whole=yes"]
         if "systemctl is-active nginx.service" in command:
             return ["runs"] if self.plan.proxy else []
         return self._account(command)

@@ -60,6 +60,7 @@ ORDER = [
     "Host | Service user, without a shell",
     "Host | Directories",
     "Host | Kernel parameters are in force",
+    "CMake | cmake for source builds",
     "Conda | Requirements and the fp8fleet tool",
     "Conda | Conda frontend",
     "Conda | Tools environment",
@@ -76,7 +77,14 @@ ORDER = [
     "Accept | The endpoint answers",
 ]
 
+SOURCE = {
+    "engine_build": "source",
+    "cmake_archive_url": "https://mirror.example.com/cmake-3.28.4-linux-x86_64.tar.gz",
+    "cmake_sha256": "cd" * 32,
+}
+
 NEVER_A_CHANGE = {
+    "CMake | cmake for source builds",
     "Model | Transfer to other hosts",
     "Lock | One run at a time",
     "Host | Kernel parameters are in force",
@@ -231,6 +239,17 @@ LEFT, RIGHT = GPU["instances"]
             },
         ),
         ({"model_sources": ["https://m.example.com/x"]}, {"Model | Manifest"}),
+        (
+            SOURCE,
+            {
+                "CMake | cmake for source builds",
+                "Conda | Requirements and the fp8fleet tool",
+                "Conda | Engine environment",
+                "vLLM | Units, options, environments",
+                "vLLM | Server 1",
+                "vLLM | Server 2",
+            },
+        ),
     ],
     ids=[
         "option of the second server",
@@ -240,6 +259,7 @@ LEFT, RIGHT = GPU["instances"]
         "instance removed",
         "kernel parameter",
         "model source",
+        "source build",
     ],
 )
 def test_a_changed_inventory_touches_only_what_it_changes(
@@ -248,6 +268,13 @@ def test_a_changed_inventory_touches_only_what_it_changes(
     before = inventory(tmp_path, "before", ONE_HOST)
     plan = dry(before, inventory(tmp_path, "after", with_host(**change)))
     assert set(changes(plan)) == operations
+
+
+def test_a_host_that_builds_from_source_is_asked_for_cmake_and_then_is_as_planned(
+    tmp_path: Path,
+) -> None:
+    site = inventory(tmp_path, "site", with_host(**SOURCE))
+    assert changes(dry(site, site)) == {}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from fp8fleet.catalog import platforms
 from fp8fleet.cli import main
 from fp8fleet.errors import CheckFailed, OperatorError
 from lab import cli as lab_cli
@@ -19,6 +20,7 @@ from lab import machine
 from lab.cli import wanted_hosts
 from lab.hosts import in_order
 from lab.processes import alive, recorded, run
+from lab.rpm import fedora
 from lab.site import LabHost, Site, build_once, cache_dir, host, named, site, write_site
 from lab.webserver import AccessLine, index_page
 
@@ -31,6 +33,8 @@ OFFER = Site(
     wheels_url="http://198.18.0.1:8900/wheels/",
     models_url="http://198.18.0.1:8900/models",
     debian_url="http://198.18.0.1:8900/debian",
+    cmake_url="http://198.18.0.1:8900/cmake/cmake-3.28.4-linux-x86_64.tar.gz",
+    cmake_sha256="0" * 64,
 )
 
 HYBRID_CGROUPS = """\
@@ -55,36 +59,58 @@ def test_hosts_are_numbered_from_1_and_address_11() -> None:
     assert (host(12).name, host(12).address) == ("lab-12", "198.18.0.22")
 
 
-@pytest.mark.parametrize("number", [0, -1, 201])
-def test_a_host_number_without_an_address_is_refused(number: int) -> None:
-    with pytest.raises(OperatorError, match=f"lab host {number}: expected a number from 1 to 200"):
-        host(number)
+def test_rpm_hosts_have_names_and_addresses_of_their_own() -> None:
+    first = host(1, "rpm")
+    assert (first.name, first.address, first.family) == ("lab-rpm-1", "198.18.0.211", "rpm")
+    assert named("lab-rpm-12") == host(12, "rpm")
+    assert (named("lab-12").family, named("lab-12").number) == ("debian", 12)
+    numbers = [*(host(n) for n in range(1, 201)), *(host(n, "rpm") for n in range(1, 41))]
+    assert len({one.address for one in numbers}) == 240
 
 
-@pytest.mark.parametrize("name", ["", "lab-0", "lab-01", "lab-1 ", "../lab-1", "lab-"])
+@pytest.mark.parametrize(
+    ("number", "family", "last"),
+    [(0, "debian", 200), (-1, "debian", 200), (201, "debian", 200), (41, "rpm", 40)],
+)
+def test_a_host_number_without_an_address_is_refused(number: int, family: str, last: int) -> None:
+    message = f"lab host {number}: expected a number from 1 to {last}"
+    with pytest.raises(OperatorError, match=message):
+        host(number, family)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "lab-0", "lab-01", "lab-1 ", "../lab-1", "lab-", "lab-rpm-0", "lab-rpm-41"]
+)
 def test_a_name_that_is_no_lab_hosts_is_refused(name: str) -> None:
-    with pytest.raises(OperatorError, match="expected lab-1, lab-2"):
+    with pytest.raises(OperatorError, match=r"expected (lab-1, lab-2|a number)"):
         named(name)
 
 
-def test_hosts_are_listed_by_number_not_by_letter() -> None:
-    assert [one.name for one in in_order(["lab-10", "lab-2"])] == ["lab-2", "lab-10"]
+def test_hosts_are_listed_by_family_and_number_not_by_letter() -> None:
+    names = ["lab-rpm-2", "lab-10", "lab-rpm-10", "lab-2"]
+    found = [one.name for one in in_order(names)]
+    assert found == ["lab-2", "lab-10", "lab-rpm-2", "lab-rpm-10"]
 
 
 def test_lab_up_starts_with_one_host() -> None:
-    assert wanted_hosts(None, (), ()) == [host(1)]
+    assert wanted_hosts(None, None, (), ()) == [host(1)]
 
 
 def test_lab_up_without_a_number_keeps_the_hosts_that_are_up() -> None:
-    assert wanted_hosts(None, [host(2), host(3)], [host(5)]) == [host(2), host(3)]
+    assert wanted_hosts(None, None, [host(2), host(3)], [host(5)]) == [host(2), host(3)]
 
 
 def test_lab_up_without_a_number_boots_the_hosts_that_have_a_disk() -> None:
-    assert wanted_hosts(None, (), [host(1), host(2)]) == [host(1), host(2)]
+    assert wanted_hosts(None, None, (), [host(1), host(2)]) == [host(1), host(2)]
 
 
 def test_lab_up_with_a_number_adds_to_the_hosts_that_are_up() -> None:
-    assert wanted_hosts(2, [host(4)], [host(5)]) == [host(1), host(2), host(4)]
+    assert wanted_hosts(2, None, [host(4)], [host(5)]) == [host(1), host(2), host(4)]
+
+
+def test_lab_up_with_a_family_adds_hosts_of_that_family() -> None:
+    assert wanted_hosts(None, "rpm", (), ()) == [host(1, "rpm")]
+    assert wanted_hosts(2, "rpm", [host(1)], ()) == [host(1), host(1, "rpm"), host(2, "rpm")]
 
 
 def test_a_lab_that_is_not_up_says_how_to_bring_it_up(
@@ -135,6 +161,12 @@ def test_a_host_of_a_lab_that_is_down_can_be_destroyed(destroyed: list[str]) -> 
 
 def test_the_lab_offers_what_hosts_of_every_kind_install() -> None:
     assert {"curl", "g++", "nginx"} <= set(lab_cli._host_packages())
+
+
+def test_the_rpm_hosts_repository_has_what_the_catalogue_names_for_kylin() -> None:
+    kylin = platforms()["kylin-v10"]
+    wanted = {*kylin.packages, *kylin.serving_packages, *kylin.proxy_packages}
+    assert wanted <= {fedora.NAMES.get(name, name) for name in fedora.PACKAGES}
 
 
 def test_the_cache_is_where_the_environment_says(

@@ -958,6 +958,30 @@ def test_a_frontend_is_fetched_to_a_prefix_of_its_digest_or_used_where_it_is(sit
     assert (present.program, present.prefix, present.url) == ("/opt/conda/bin/conda", None, None)
 
 
+def test_only_a_host_that_builds_from_source_has_a_cmake(site: Site) -> None:
+    site.serving |= {
+        "cmake_archive_url": "https://mirror.example.com/cmake-3.28.4-linux-x86_64.tar.gz",
+        "cmake_sha256": DIGEST,
+    }
+    site.gateways = {"gw-1": GATEWAY}
+    site.hosts["gpu-1"]["service_address"] = "10.0.0.1"
+    assert site.host_plan().cmake is None
+    site.serving["engine_build"] = "source"
+    planned = site.host_plan().cmake
+    assert planned
+    assert planned.minimum == "3.26.1"
+    assert planned.prefix == f"/opt/fp8fleet/cmake/3.28.4-{DIGEST[:12]}"
+    assert planned.link == "/opt/fp8fleet/cmake/current"
+    assert site.host_plan("gw-1").cmake is None
+
+
+def test_without_an_archive_only_the_hosts_own_cmake_can_do(site: Site) -> None:
+    site.serving |= {"engine_build": "source", "cmake_version": "3.28"}
+    planned = site.host_plan().cmake
+    assert planned
+    assert (planned.minimum, planned.prefix, planned.url) == ("3.28", None, None)
+
+
 def test_kernel_parameters_and_limits_land_in_files_of_their_own(site: Site) -> None:
     site.serving |= {"sysctl": {"net.core.somaxconn": 1024, "vm.swappiness": "10"}}
     host = site.host_plan()

@@ -70,6 +70,43 @@ def test_an_upper_case_digest_means_the_same() -> None:
     assert spec(conda_frontend_sha256=DIGEST.upper()).conda_frontend_sha256 == DIGEST
 
 
+CMAKE = {
+    "cmake_archive_url": "https://mirror.example.com/cmake-3.28.4-linux-x86_64.tar.gz",
+    "cmake_sha256": DIGEST,
+}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://mirror.example.com/v3.31/cmake-3.31.10-linux-x86_64.tar.gz",
+        "https://mirror.example.com/cmake-3.28.0-rc1-Linux-x86_64.tar.gz",
+        "file:///srv/mirror/cmake-4.0.2.tar.gz",
+    ],
+)
+def test_an_archive_of_cmake_has_the_name_that_kitware_gives_it(url: str) -> None:
+    assert spec(**CMAKE | {"cmake_archive_url": url}).cmake_archive_url == url
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cmake_sha256": None}, "needed together"),
+        ({"cmake_archive_url": None}, "needed together"),
+        ({"cmake_archive_url": "https://m.example.com/cmake.tar.gz"}, "Kitware's archive"),
+        ({"cmake_archive_url": "https://m.example.com/cmake-3.28.4.zip"}, "Kitware's archive"),
+        ({"cmake_version": "3.30"}, "has cmake 3.28.4, cmake_version asks for 3.30"),
+        ({"arch": "aarch64"}, "is for x86_64, arch is aarch64"),
+        ({"cmake_version": 3.3}, "in quotes"),
+        ({"cmake_version": "3"}, "pattern"),
+    ],
+)
+def test_an_archive_of_cmake_that_cannot_be_right_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    assert said in refused(**CMAKE | changes)
+
+
 PATH_KEYS = [
     "install_directory",
     "model_directory",
