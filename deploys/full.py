@@ -5,6 +5,7 @@ from roles import accept, conda, host, lock, model, nginx, preflight, vllm
 lock.hold()
 preflight.check()
 host.prepare()
+host.settle()
 conda.install()
 model.install()
 vllm.serve()
