@@ -5,6 +5,7 @@ from roles import accept, cmake, conda, host, lock, model, nginx, preflight, vll
 lock.hold()
 preflight.check()
 host.prepare()
+host.settle()
 cmake.install()
 conda.install()
 model.install()

@@ -97,6 +97,9 @@ _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.AptSource, "line that begins with `deb `"),
     (spec.Channel, "channel, a name or URL"),
     (spec.OneLine, "line of text"),
+    (spec.RepositorySpec, "table with `name`, `base_url`, and `gpg_key` or `gpgcheck: False`"),
+    (spec.PackagePattern, "package name, `*` for any letters"),
+    (spec.TimeServer, "name or address"),
     (spec.CombinationSpec, "table with `driver`, `engine`, perhaps `cuda`"),
     (SecretRef, "`env:NAME` or `file:/path`"),
     (InstanceSpec, "server (keys below)"),
@@ -114,6 +117,8 @@ _TYPES = {
     "engine_pins": "list of `NAME==VERSION`",
     "nginx_server_name": "names, separated by spaces",
     "nginx_body_size": "size, such as `64m`",
+    "log_max_size": "size, such as `500m` or `4g`",
+    "package_versions": "table: package to version",
 }
 """Keys whose Python type says less than the operator has to know."""
 

@@ -23,12 +23,24 @@ UNIT_DIRECTORY = "/etc/systemd/system"
 UNIT_PREFIX = "fp8fleet-"
 
 
+STATE_DIRECTORY = "/var/lib/fp8fleet/host"
+"""What fp8fleet notes on a host of its own changes: packages held, services' files in force."""
+
+
 STAMP = ".fp8fleet-whole"
 """The last file that is written into an environment; without it the environment is made anew."""
 
 
 PEER_UNIT = f"{UNIT_PREFIX}peer.service"
 """Gives a host's model to the other hosts."""
+
+
+NVIDIA_UNIT = f"{UNIT_PREFIX}nvidia.service"
+"""Makes NVIDIA's device files at boot, before the servers."""
+
+
+PERSISTENCE_UNIT = "nvidia-persistenced.service"
+"""NVIDIA's own: keeps the driver's state while nobody uses a device."""
 
 
 NGINX_KEEPALIVE_S = 60
@@ -75,6 +87,49 @@ class PlannedDirectory:
     mode: str = "755"
     owner: str = "root"
     group: str = "root"
+
+
+@dataclass(frozen=True)
+class ServicePlan:
+    """A service of the system that runs with files of ours."""
+
+    unit: str
+    digest: str
+    """Of the files that ask for a restart when they change."""
+    enable: bool
+    """Whether it has to be enabled; what the system starts by itself need not."""
+    then: str | None = None
+    """Command after a restart."""
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """What keeps the clock of a host where nothing else does."""
+
+    unit: str
+    package: str
+    digest: str | None
+    """Of the file with the inventory's servers; None: the distribution's own servers."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a host is made ready besides its files, packages, user and directories."""
+
+    directories: tuple[PlannedDirectory, ...]
+    """The system's own and ours, for files that come before the service user."""
+    versions: dict[str, str]
+    """Exact versions of packages."""
+    held: tuple[str, ...]
+    """Patterns of the packages that upgrades leave."""
+    dnf_sources: tuple[str, ...]
+    """Lines of dnf's main configuration that name the package sources."""
+    services: tuple[ServicePlan, ...]
+    retired: tuple[str, ...]
+    """Units of ours that are removed."""
+    time: TimePlan
+    nouveau_digest: str | None
+    """Of the file that keeps nouveau off; None: no NVIDIA host."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +324,7 @@ class HostPlan:
     platform: str
     family: str
     packages: tuple[str, ...]
+    preparation: Preparation
     service_user: str
     no_login_shell: str
     sysctl: dict[str, str]

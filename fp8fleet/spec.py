@@ -76,6 +76,12 @@ def _url(value: str) -> str:
     return value
 
 
+def _repository_url(value: str) -> str:
+    """dnf fills in $basearch and $releasever."""
+    _url(re.sub(r"\$[a-z]+", "x", value))
+    return value
+
+
 def _web(value: str) -> str:
     if value.startswith("file:"):
         raise ValueError("a http:// or https:// URL is needed")
@@ -145,6 +151,13 @@ OneLine = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*
 KernelParameter = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+([./][a-z0-9_-]+)+$")]
 ProjectFile = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 AptSource = Annotated[str, StringConstraints(pattern=r"^deb [^\x00-\x1f\x7f]+$")]
+RepositoryUrl = Annotated[str, AfterValidator(_repository_url)]
+PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")]
+PackagePattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_*?-]*$")]
+PackageVersion = Annotated[
+    str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+~^_:-]*$")
+]
+TimeServer = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$")]
 Channel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][\w.:/@+~-]*$")]
 WebUrl = Annotated[str, AfterValidator(_url), AfterValidator(_web)]
 Option = bool | int | float | str | list[Any] | dict[str, Any] | None
@@ -213,6 +226,30 @@ _OWNED_VARIABLES = {
 }
 
 
+class RepositorySpec(Spec):
+    """A package repository for dnf."""
+
+    name: Name = Field(description="Its name; dnf shows it as fp8fleet-NAME.")
+    base_url: RepositoryUrl = Field(description="Its URL, perhaps with $basearch, $releasever.")
+    gpg_key: RepositoryUrl | None = Field(
+        default=None, description="URL of the key that signs its packages."
+    )
+    gpgcheck: bool = Field(
+        default=True, description="False: packages are installed without a signature check."
+    )
+
+    @model_validator(mode="after")
+    def _sane(self) -> RepositorySpec:
+        if self.gpgcheck and not self.gpg_key:
+            raise ValueError(
+                f"repository {self.name}: gpg_key is needed, or gpgcheck = False if its packages"
+                " are not signed"
+            )
+        if self.gpg_key and not self.gpgcheck:
+            raise ValueError(f"repository {self.name}: gpg_key says nothing with gpgcheck = False")
+        return self
+
+
 class CombinationSpec(Spec):
     """Versions that a site has validated together."""
 
@@ -266,6 +303,25 @@ class HostSpec(Spec):
         default=1048576, description="Open files a server may have."
     )
 
+    ntp_servers: tuple[TimeServer, ...] = Field(
+        default=(),
+        description="Time servers of the site, for chrony (dnf) or systemd-timesyncd (apt). Unset:"
+        " the distribution's own; a time service that runs is left as it is.",
+    )
+    hold_packages: tuple[PackagePattern, ...] | None = Field(
+        default=None,
+        description="Packages (`*` for any letters) that upgrades leave as they are. Unset: kernel"
+        " and driver, on hosts with an accelerator. `[]`: none.",
+    )
+    log_retention_days: Annotated[int, Field(ge=1, le=3650, strict=True)] = Field(
+        default=180, description="Days that the journal and Nginx's logs are kept."
+    )
+    log_max_size: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[mg]$")] = Field(
+        default="4g",
+        description="Disk that the journal may take, and each of Nginx's logs before compression;"
+        " it goes before log_retention_days.",
+    )
+
     sudo_password: SecretRef | None = Field(
         default=None,
         description="sudo's password (`env:NAME`, `file:PATH`), used with `_sudo = True`.",
@@ -276,6 +332,16 @@ class HostSpec(Spec):
         default=None,
         description="Lines of an apt source list (`deb ...`) that replaces the host's own sources:"
         " a site mirror. Unset: the host's own are used.",
+    )
+    dnf_repositories: tuple[RepositorySpec, ...] | None = Field(
+        default=None,
+        description="Repositories for dnf that replace the host's own, a list of tables."
+        " Unset: the host's own are used.",
+    )
+    package_versions: dict[PackageName, PackageVersion] = Field(
+        default_factory=dict,
+        description="Distribution packages that are installed at exactly this version, by name:"
+        " `{'nginx': '1.24.0-2'}`; of an RPM the epoch and the release may be left out.",
     )
     conda_frontend_url: Url | None = Field(
         default=None,
@@ -434,7 +500,14 @@ class HostSpec(Spec):
         self._check_cmake()
         self._check_ports()
         self._check_devices()
+        self._check_repositories()
         return self
+
+    def _check_repositories(self) -> None:
+        names = [repository.name for repository in self.dnf_repositories or ()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"dnf_repositories: the name {name} is used twice")
 
     def _check_frontend(self) -> None:
         if self.conda_frontend_url and not self.conda_frontend_sha256:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyinfra import host, logger
@@ -13,7 +13,7 @@ from pyinfra.api import FunctionCommand, StringCommand, operation
 from pyinfra.connectors.util import CommandOutput
 
 from fp8fleet.plan import PlannedDirectory, PlannedFile
-from roles.facts import PathStates
+from roles.facts import PathState, PathStates
 
 WORK_LOCK = "/run/fp8fleet.work"
 """Held by every long command, so that a run never races what a killed run left working."""
@@ -53,6 +53,7 @@ def place(
     directories: Sequence[PlannedDirectory] = (),
     absent: Sequence[str] = (),
     check: str | None = None,
+    known: Callable[[], Mapping[str, PathState]] | None = None,
 ) -> Iterator[StringCommand]:
     """Put files and directories in place; one fact for all of them.
 
@@ -64,10 +65,12 @@ def place(
         directories: the directories as they shall be, parents first.
         absent: paths of files that must not be there, such as a secret that is no longer used.
         check: command that must accept a new file before it gets its name; ``{}`` is its path.
+        known: gives the states of these paths, where a role asks them with more in one fact.
     """
     paths = [directory.path for directory in directories] + [file.path for file in files]
     paths += absent
-    states = host.get_fact(PathStates, paths=paths) if paths else {}
+    ask = known or (lambda: host.get_fact(PathStates, paths=paths))
+    states = ask() if paths else {}
     for directory in directories:
         state = states.get(directory.path)
         have = (state.kind, state.mode, state.owner, state.group) if state else None

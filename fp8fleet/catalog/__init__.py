@@ -71,6 +71,8 @@ class Vendor(_Entry):
 
     device_variable: str | None = None
     environment_gib: int
+    driver_packages: dict[Literal["apt", "dnf"], tuple[str, ...]] = {}
+    """Patterns of the driver's packages by package family; held on such hosts."""
 
 
 class Platform(_Entry):
@@ -88,6 +90,13 @@ class Platform(_Entry):
     """On hosts with servers: a C++ compiler for kernels compiled at run time, NUMA."""
     proxy_packages: tuple[str, ...]
     """On hosts with the proxy."""
+    accelerator_packages: tuple[str, ...] = ()
+    """On hosts with an accelerator: conveniences that the distribution's own sources have."""
+    time_service: str
+    """The unit that keeps the clock where nothing else does."""
+    time_package: str
+    kernel_packages: tuple[str, ...]
+    """Patterns of what upgrades the kernel; held on hosts with an accelerator."""
 
 
 class Cuda(_Entry):
@@ -196,8 +205,10 @@ def platform_of(os_id: str, version_id: str, id_like: str) -> str | None:
             tuple(f"{known}." for known in platform.version_ids)
         ):
             continue
-        # Kylin's server and desktop share ID and VERSION_ID; only the desktop is like Debian.
-        if "kylin" in platform.os_ids and ("debian" in likes) != (platform.like == "debian"):
+        # Kylin's server and desktop share ID and VERSION_ID, UOS's too; desktops are like Debian.
+        if platform.like and platform.like not in likes:
+            continue
+        if platform.family == "dnf" and "debian" in likes:
             continue
         return name
     return None

@@ -22,7 +22,13 @@ from fp8fleet.planner.environments import (
     trusted_hosts,
 )
 from fp8fleet.planner.files import home_directory
-from fp8fleet.planner.host import absent_files, host_directories, host_files, host_packages
+from fp8fleet.planner.host import (
+    absent_files,
+    host_directories,
+    host_files,
+    host_packages,
+    preparation,
+)
 from fp8fleet.planner.model import model_files, model_plan, peer_plan
 from fp8fleet.planner.proxy import proxy_plan
 from fp8fleet.planner.requirements import requirements_of
@@ -66,25 +72,27 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
     program = f"{spec.install_directory}/bin/{zipapp_name()}"
     peer, note = peer_plan(fleet, host, serving) if own else (None, None)
     model = model_plan(spec, own, peer, note) if own else None
-    files = [*host_files(spec, platform)]
+    proxy, proxy_files = proxy_plan(fleet, host, platform, serving)
+    system_files = host_files(spec, platform, proxy is not None)
+    files = [*system_files]
     files += conda_files(own, tools, tools_lock, program)
     if own and model:
         files += model_files(spec, own, model, tools, program)
         files += [f for i in own.instances for f in instance_files(spec, own, i, model)]
-    proxy, proxy_files = proxy_plan(fleet, host, platform, serving)
     files += proxy_files
     return HostPlan(
         name=host.name,
         platform=spec.platform,
         family=platform.family,
-        packages=host_packages(platform, own is not None, proxy is not None),
+        packages=host_packages(spec, platform, own is not None, proxy is not None),
+        preparation=preparation(spec, platform, system_files, proxy is not None),
         service_user=spec.service_user,
         no_login_shell="/usr/sbin/nologin" if platform.family == "apt" else "/sbin/nologin",
         sysctl={key: str(value) for key, value in spec.sysctl.items()},
         home=home_directory(spec),
         directories=host_directories(spec, model),
         files=tuple(files),
-        absent=absent_files(spec, own, model),
+        absent=absent_files(spec, platform, own, model),
         download_environment=download_environment(spec),
         proxy_url=spec.proxy,
         ca_bundle=spec.ca_bundle,

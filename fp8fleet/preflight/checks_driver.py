@@ -70,7 +70,8 @@ def _modules(case: Case) -> Iterator[Finding]:
             "nouveau-loaded",
             "the kernel module nouveau is loaded",
             "NVIDIA's own module",
-            "blacklist nouveau, rebuild the initramfs, reboot",
+            "let the host role switch it off (--data ignore=driver-missing where that stops the"
+            " run), reboot, install NVIDIA's driver",
         )
     have = [kernel for kernel, module in facts.kernels.items() if module]
     if have and "nvidia" not in facts.modules and not facts.kernels.get(running, True):

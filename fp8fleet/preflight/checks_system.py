@@ -240,7 +240,8 @@ def _upgrades(case: Case) -> Iterator[Finding]:
             "upgrades-unattended",
             f"{', '.join(packages.unattended)} is on{what}",
             "driver and kernel that change when you say so",
-            "hold the packages (apt-mark hold, dnf versionlock), or switch the timer off",
+            "nothing, where hold_packages names them: the host role holds them; otherwise name them"
+            " or switch the timer off",
         )
 
 

@@ -110,7 +110,9 @@ CODES: dict[str, Code] = {
     "driver-old": _error("The driver is older than the engine's CUDA needs."),
     "driver-ended": _warning("The driver's branch gets no fixes any more."),
     "driver-unvalidated": _warning("Driver, CUDA and engine are not in the site's own table."),
-    "nouveau-loaded": _error("The kernel's nouveau driver holds the GPUs."),
+    "nouveau-loaded": _warning(
+        "The kernel's nouveau driver holds the GPUs; the host role keeps it off after a reboot."
+    ),
     "fabric-manager-down": _error(
         "The board has NVSwitches and the fabric manager does not run: CUDA does not start."
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
@@ -77,6 +78,7 @@ def stop_unplanned(plan: HostPlan) -> Iterator[StringCommand]:
     if not set(plan.gateways) <= active:
         return
     planned = {PEER_UNIT, *(instance.unit for instance in plan.instances)}
+    planned |= {PurePosixPath(file.path).name for file in plan.role_files("host")}
     for unit in host.get_fact(UnitNames):
         if unit in planned:
             continue

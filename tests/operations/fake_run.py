@@ -23,8 +23,10 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra_cli.main import main
 
 from fp8fleet.inventory import load_fleet
-from fp8fleet.plan import PEER_UNIT, HostPlan
+from fp8fleet.plan import NVIDIA_UNIT, PEER_UNIT, PERSISTENCE_UNIT, HostPlan
 from fp8fleet.planner import make_plan
+
+RUNS = "LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no"
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,54 @@ class Made:
         """What the host prints."""
         if command.startswith("sh -c "):
             command = shlex.split(command)[2]
-        if match := re.match(r"for p in (.*?); do f=; if \[ -d", command, re.S):
-            return [self._path(path) for path in shlex.split(match[1])]
-        if "dpkg-query" in command or "rpm -q" in command:
-            return [f"installed {name}" for name in self.plan.packages]
-        if match := re.match(r"for n in (.*?); do f=/proc/sys/", command):
-            return [f"{name} rw {self.plan.sysctl[name]}" for name in shlex.split(match[1])]
+        match = re.search(r"for p in (.*?); do f=; if \[ -d", command, re.S)
+        paths = [self._path(path) for path in shlex.split(match[1])] if match else []
+        if command.startswith("echo @paths"):
+            return self._host(paths)
+        if command.startswith("echo @units"):
+            noted = f"nouveau.applied:{self.plan.preparation.nouveau_digest}"
+            units = [f"{unit} {RUNS}" for unit in (PERSISTENCE_UNIT, NVIDIA_UNIT)]
+            return ["@units", *units, "@applied", noted, "@modules", "nvidia"]
+        if paths:
+            return paths
+        if "apt-mark showhold" in command:
+            now = ["held", "ours"] if self.plan.preparation.held else []
+            now += ["matching"] if "dpkg-query" in command else []
+            return [f"{what} linux-generic" for what in now]
+        if "fp8fleet holds" in command:
+            excluded = " ".join(self.plan.preparation.held)
+            return [f"excluded excludepkgs={excluded}"] if excluded else []
         if "systemctl show" in command:
             return self._unit(command)
         if "cmake --version" in command and self.plan.cmake:
             return [f"link={self.plan.cmake.prefix}", "whole=yes"]
         if "systemctl is-active nginx.service" in command:
             return ["runs"] if self.plan.proxy else []
-        return self._account(command)
+        return self._others(command)
+
+    def _host(self, paths: list[str]) -> list[str]:
+        """The answer of the host role's compound fact."""
+        plan, ready = self.plan, self.plan.preparation
+        versions = {name: ready.versions.get(name, "1-1") for name in plan.packages}
+        epoch = "0:" if plan.family == "dnf" else ""
+        running = [ready.time.unit, *(service.unit for service in ready.services)]
+        applied = {service.unit: service.digest for service in ready.services}
+        applied[ready.time.unit] = ready.time.digest or "none"
+        user = plan.service_user
+        return [
+            *("@paths", *paths),
+            *("@packages", *(f"installed {n} {n} {epoch}{v}" for n, v in versions.items())),
+            *("@parameters", *(f"{name} rw {value}" for name, value in plan.sysctl.items())),
+            *("@user", f"{user}:x:999:998::{plan.home}:{plan.no_login_shell}"),
+            *("@group", f"{user}:x:998:"),
+            *("@units", *(f"{unit} {RUNS}" for unit in running)),
+            *("@applied", *(f"{name}.applied:{value}" for name, value in applied.items())),
+            *("@dnf", *ready.dnf_sources),
+            *("@container",),
+        ]
 
     def _path(self, path: str) -> str:
-        for directory in self.plan.directories:
+        for directory in (*self.plan.preparation.directories, *self.plan.directories):
             if directory.path == path:
                 state = f"{directory.mode} {directory.owner} {directory.group}"
                 return f"directory {state}  {path}"
@@ -84,13 +118,7 @@ class Made:
         content = next(file.resolved() for file in self.plan.files if file.path == path)
         return f"Started={hashlib.sha256(content).hexdigest()}  {path}"
 
-    def _account(self, command: str) -> list[str]:
-        user = self.plan.service_user
-        if "cat /etc/passwd" in command:
-            entry = f"{user}:x:999:999::{self.plan.home}:{self.plan.no_login_shell}"
-            return [f"{entry}|{user}|{user}||!"]
-        if "cat /etc/group" in command:
-            return [f"{user}:x:999:"]
+    def _others(self, command: str) -> list[str]:
         if " inspect " in command:
             return ["whole"]
         if "for u in fp8fleet-*.service" in command:

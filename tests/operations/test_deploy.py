@@ -54,12 +54,16 @@ Groups = dict[str, dict[str, dict[str, Any]]]
 
 ORDER = [
     "Lock | One run at a time",
-    "Host | Package sources, limits, kernel parameters",
+    "Host | Package sources, limits, kernel parameters, logs",
+    "Host | Package sources alone",
     "Host | Packages",
-    "Host | Service group",
     "Host | Service user, without a shell",
     "Host | Directories",
     "Host | Kernel parameters are in force",
+    "Host | Journal and log rotation are in force",
+    "Host | Clock",
+    "Host | NVIDIA devices",
+    "Host | Packages that upgrades leave",
     "CMake | cmake for source builds",
     "Conda | Requirements and the fp8fleet tool",
     "Conda | Conda frontend",
@@ -87,7 +91,9 @@ NEVER_A_CHANGE = {
     "CMake | cmake for source builds",
     "Model | Transfer to other hosts",
     "Lock | One run at a time",
+    "Host | Package sources alone",
     "Host | Kernel parameters are in force",
+    "Host | Packages that upgrades leave",
     "vLLM | Servers no longer planned",
     "Accept | The endpoint answers",
 }
@@ -234,10 +240,23 @@ LEFT, RIGHT = GPU["instances"]
         (
             {"sysctl": {"net.core.somaxconn": 8192}},
             {
-                "Host | Package sources, limits, kernel parameters",
+                "Host | Package sources, limits, kernel parameters, logs",
                 "Host | Kernel parameters are in force",
             },
         ),
+        (
+            {"log_retention_days": 30},
+            {
+                "Host | Package sources, limits, kernel parameters, logs",
+                "Host | Journal and log rotation are in force",
+            },
+        ),
+        (
+            {"ntp_servers": ["ntp.example.com"]},
+            {"Host | Package sources, limits, kernel parameters, logs", "Host | Clock"},
+        ),
+        ({"package_versions": {"nginx": "1.24.0-2"}}, {"Host | Packages"}),
+        ({"hold_packages": []}, {"Host | Packages that upgrades leave"}),
         ({"model_sources": ["https://m.example.com/x"]}, {"Model | Manifest"}),
         (
             SOURCE,
@@ -258,6 +277,10 @@ LEFT, RIGHT = GPU["instances"]
         "proxy",
         "instance removed",
         "kernel parameter",
+        "days that logs are kept",
+        "time servers",
+        "a package's version",
+        "nothing held",
         "model source",
         "source build",
     ],

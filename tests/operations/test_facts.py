@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -96,15 +97,26 @@ def test_no_answer_means_no_paths() -> None:
 @pytest.mark.parametrize(
     ("output", "names"),
     [
-        ([], set()),
-        (["installed curl", "installed g++"], {"curl", "g++"}),
-        (["config-files nginx", "not-installed numactl", "half-configured curl"], set()),
-        (["dpkg-query: no packages found matching x", ""], set()),
+        ([], {}),
+        (
+            ["installed curl curl 7.88.1-10", "installed g++ g++ 4:12.2.0-3"],
+            {"curl": ("7.88.1-10",), "g++": ("4:12.2.0-3",)},
+        ),
+        (["config-files nginx nginx 1", "not-installed numactl numactl ", "half x x 1"], {}),
+        (["dpkg-query: no packages found matching x", ""], {}),
+        (
+            ["installed kernel kernel 0:4.19.90-24", "installed kernel kernel 0:4.19.90-52"],
+            {"kernel": ("0:4.19.90-24", "0:4.19.90-52")},
+        ),
+        (["installed numactl-libs numactl 0:2.0.13-4"], {"numactl-libs": ()}),
+        (["no package provides nginx"], {}),
     ],
 )
-def test_only_installed_packages_count(output: list[str], names: set[str]) -> None:
+def test_only_installed_packages_count(
+    output: list[str], names: dict[str, tuple[str, ...]]
+) -> None:
     assert InstalledPackages().process(output) == names
-    assert InstalledPackages.default() == set()
+    assert InstalledPackages.default() == {}
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="dpkg-query is not on this machine")
@@ -112,15 +124,20 @@ def test_dpkg_is_asked_for_all_packages_at_once() -> None:
     found = asked(
         InstalledPackages, names=["dpkg", "no-such-package-x", "base-files"], family="apt"
     )
-    assert found == {"dpkg", "base-files"}
+    assert set(found) == {"dpkg", "base-files"}
+    assert re.match(r"1\.", found["dpkg"][0])
 
 
 def test_rpm_is_asked_by_what_a_package_provides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, "rpm", 'case "$*" in *--whatprovides\\ gcc-c++) exit 0;; *) exit 1;; esac')
+    script = """case "$*" in
+    *--whatprovides*gcc-c++) echo "installed gcc-c++ gcc-c++ 0:7.3.0-20" ;;
+    *) echo "no package provides nginx"; exit 1 ;; esac"""
+    program(tmp_path, "rpm", script)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert asked(InstalledPackages, names=["gcc-c++", "nginx"], family="dnf") == {"gcc-c++"}
+    found = asked(InstalledPackages, names=["gcc-c++", "nginx"], family="dnf")
+    assert found == {"gcc-c++": ("0:7.3.0-20",)}
 
 
 @pytest.mark.parametrize("family", ["apt", "dnf"])

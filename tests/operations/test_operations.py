@@ -42,8 +42,6 @@ from roles.accept import operations as accept_operations
 from roles.accept.operations import endpoint_answers
 from roles.conda.operations import engine_environment, frontend, tools_environment
 from roles.facts import PathState, PathStates
-from roles.host.facts import InstalledPackages, KernelParameter, KernelParameters
-from roles.host.operations import kernel_parameters, packages
 from roles.model import operations as model_operations
 from roles.model.facts import ModelIsWhole
 from roles.model.operations import model_files
@@ -309,79 +307,6 @@ def test_a_long_command_is_shown_and_waits_for_what_a_killed_run_left() -> None:
     assert re.fullmatch(
         rf"umask 022; flock --timeout \d+ {WORK_LOCK} env A='x y' B='\$HOME' make it", text
     )
-
-
-# packages
-
-
-def test_a_host_that_has_its_packages_gets_no_command() -> None:
-    facts = {InstalledPackages: {"curl", "nginx", "more"}}
-    arguments = {"names": ["curl", "nginx"], "proxy": None, "ca_bundle": None}
-    assert lines(packages, facts, family="apt", **arguments) == []
-    assert lines(packages, facts, family="dnf", **arguments) == []
-
-
-def test_only_missing_packages_are_installed_by_apt() -> None:
-    found = commands(
-        packages,
-        {InstalledPackages: {"curl"}},
-        names=["curl", "g++", "nginx"],
-        family="apt",
-        proxy=None,
-        ca_bundle=None,
-    )
-    assert all(command.streamed for command in found)
-    assert [command.text.split()[-1] for command in found][-2:] == ["update", "nginx"]
-    install = found[-1].text
-    assert install.endswith("--no-install-recommends install g++ nginx")
-    assert "DPkg::Lock::Timeout=" in install
-    assert "DEBIAN_FRONTEND=noninteractive" in install
-
-
-def test_only_missing_packages_are_installed_by_dnf() -> None:
-    found = lines(
-        packages,
-        {InstalledPackages: {"curl"}},
-        names=["curl", "gcc-c++"],
-        family="dnf",
-        proxy="http://p:3128/?a&b",
-        ca_bundle="/etc/ca.pem",
-    )
-    (install,) = found
-    words = shlex.split(install)
-    assert words[-2:] == ["install", "gcc-c++"]
-    assert "--setopt=proxy=http://p:3128/?a&b" in words
-    assert "--setopt=sslcacert=/etc/ca.pem" in words
-
-
-# kernel_parameters
-
-
-def test_a_parameter_in_force_gets_no_command() -> None:
-    facts = {KernelParameters: {"net.a": KernelParameter("1 2", True)}}
-    assert lines(kernel_parameters, facts, values={"net.a": "1\t2"}) == []
-    assert lines(kernel_parameters, {}, values={}) == []
-
-
-def test_a_parameter_with_another_value_is_set() -> None:
-    facts = {KernelParameters: {"net.a": KernelParameter("1", True)}}
-    (command,) = lines(kernel_parameters, facts, values={"net.a": "4096 8192"})
-    assert shlex.split(command) == ["sysctl", "-q", "-w", "net.a=4096 8192"]
-
-
-def test_a_parameter_that_a_container_may_not_set_is_said_and_left(warnings: list[str]) -> None:
-    facts = {KernelParameters: {"vm.a": KernelParameter("60", False)}}
-    assert lines(kernel_parameters, facts, values={"vm.a": "10"}) == []
-    (warning,) = warnings
-    assert "kernel parameter vm.a is 60, not 10" in warning
-    assert "container" in warning
-
-
-def test_a_parameter_that_the_kernel_lacks_is_said_and_left(warnings: list[str]) -> None:
-    facts = {KernelParameters: {"net.a": KernelParameter(None, False)}}
-    assert lines(kernel_parameters, facts, values={"net.a": "1", "net.b": "1"}) == []
-    assert len(warnings) == 2
-    assert "this kernel lacks it" in warnings[0]
 
 
 # conda

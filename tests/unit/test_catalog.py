@@ -48,15 +48,19 @@ def test_every_platform_has_a_known_package_family_and_a_c_library() -> None:
     for name, platform in catalog.platforms().items():
         assert platform.family in ("apt", "dnf"), name
         assert re.fullmatch(r"2\.\d\d", platform.glibc), name
-        assert platform.proxy_packages == ("nginx",), name
+        assert platform.proxy_packages == ("logrotate", "nginx"), name
         compiler = "g++" if platform.family == "apt" else "gcc-c++"
-        assert {compiler, "numactl"} <= set(platform.serving_packages), name
+        assert {compiler, "ninja-build", "numactl"} <= set(platform.serving_packages), name
+        clocks = {"apt": "systemd-timesyncd.service", "dnf": "chronyd.service"}
+        assert platform.time_service == clocks[platform.family], name
+        assert platform.kernel_packages, name
         assert {"ca-certificates", "curl"} <= set(platform.packages), name
 
 
 def test_a_package_has_one_purpose() -> None:
     for name, platform in catalog.platforms().items():
         named = [*platform.packages, *platform.serving_packages, *platform.proxy_packages]
+        named += [*platform.accelerator_packages, platform.time_package]
         assert len(named) == len(set(named)), name
 
 
@@ -112,7 +116,9 @@ def test_block_fp8_follows_the_compute_capability() -> None:
         ("openEuler", "22.03", "", "openeuler-22.03"),
         ("openEuler", "24.03", "", "openeuler-24.03"),
         ("anolis", "8.8", "rhel fedora centos", "anolis-8"),
+        ("anolis", "23.2", "anolis", "anolis-23"),
         ("uos", "20", "", "uos-20"),
+        ("uos", "20", "debian", None),
         ("ubuntu", "22.10", "debian", None),
         ("anolis", "80", "", None),
         ("arch", "", "", None),

@@ -130,7 +130,7 @@ def test_the_committed_environment_locks_are_whole(name: str) -> None:
     ("release", "platform", "message"),
     [
         ("9.9.9", "ubuntu-22.04", "release 9.9.9: unknown; known are 0.17.0"),
-        ("0.33.0", "windows", "platform windows: unknown; known are anolis-8"),
+        ("0.33.0", "windows", "platform windows: unknown; known are anolis-23"),
     ],
 )
 def test_a_lock_for_what_the_catalogue_lacks_is_refused(

@@ -705,9 +705,9 @@ def test_directories_come_parents_first(prod: FleetPlan) -> None:
 
 def test_every_file_has_a_directory_that_is_planned_or_the_systems(prod: FleetPlan) -> None:
     system = {"/etc/sysctl.d", "/etc/security/limits.d", "/etc/systemd/system", "/etc/nginx"}
-    system |= {"/etc/apt/apt.conf.d", "/etc/apt/sources.list.d"}
     for host in prod.hosts.values():
         planned = {directory.path for directory in host.directories}
+        planned |= {directory.path for directory in host.preparation.directories}
         for file in host.files:
             assert str(Path(file.path).parent) in planned | system, file.path
 
@@ -916,19 +916,20 @@ def test_a_kylin_host_has_rpm_packages_and_no_apt_files(prod: FleetPlan) -> None
 
 
 ALL = {"ca-certificates", "curl"}
-SERVER = {"g++", "libnuma1", "numactl"}
+SERVER = {"g++", "libnuma1", "ninja-build", "numactl"}
+PROXY = {"logrotate", "nginx"}
 
 
 def test_a_host_with_servers_and_proxy_has_the_packages_of_both(site: Site) -> None:
-    assert set(site.host_plan().packages) == ALL | SERVER | {"nginx"}
+    assert set(site.host_plan().packages) == ALL | SERVER | PROXY
     site.serving["platform"] = "kylin-v11"
-    kylin = {"gcc-c++", "numactl", "numactl-libs"}
-    assert set(site.host_plan().packages) == ALL | kylin | {"nginx"}
+    kylin = {"gcc-c++", "ninja-build", "numactl", "numactl-libs"}
+    assert set(site.host_plan().packages) == ALL | kylin | PROXY
 
 
 def test_a_gateway_has_no_compiler_and_the_hosts_behind_it_no_nginx(gateway_site: Site) -> None:
     hosts = gateway_site.plan().hosts
-    assert set(hosts["gw-1"].packages) == ALL | {"nginx"}
+    assert set(hosts["gw-1"].packages) == ALL | PROXY
     for name in ("gpu-1", "gpu-2"):
         assert set(hosts[name].packages) == ALL | SERVER
 
@@ -1020,8 +1021,8 @@ def test_every_server_without_a_key_loses_its_file(site: Site) -> None:
     assert site.host_plan().role_absent("vllm") == keys
 
 
-def test_a_gateway_removes_nothing(gateway_site: Site) -> None:
-    assert gateway_site.plan().hosts["gw-1"].absent == {}
+def test_a_gateway_removes_no_secrets(gateway_site: Site) -> None:
+    assert set(gateway_site.plan().hosts["gw-1"].absent) == {"host"}
 
 
 def test_no_file_is_planned_and_removed(prod: FleetPlan) -> None:

@@ -413,7 +413,7 @@ def test_the_next_kernel_without_a_module_is_a_warning(site: Site) -> None:
     assert finding.code == "driver-next-kernel"
 
 
-def test_nouveau_is_refused(site: Site) -> None:
+def test_nouveau_is_told_and_stops_nothing_by_itself(site: Site) -> None:
     found = findings(plan_of(site), UBUNTU, H200, "broken/nouveau")
     assert set(found) == {"nouveau-loaded", "driver-missing"}
 
