@@ -38,7 +38,11 @@ KYLIN = {
     "instances": [{"name": "main", "port": 8000, "devices": [0]}],
 }
 
-GATEWAY = {"platform": "ubuntu-22.04", "conda_frontend_path": "/opt/conda/bin/conda"}
+GATEWAY = {
+    "platform": "ubuntu-22.04",
+    "conda_frontend_path": "/opt/conda/bin/conda",
+    "service_address": "10.0.0.100",
+}
 
 ONE_HOST = {"serving": {"@fake/gpu-1": GPU}}
 ONE_SERVER = {**GPU, "instances": [{"name": "main", "port": 8000, "devices": [0, 1]}]}
@@ -60,6 +64,8 @@ ORDER = [
     "Host | Service user, without a shell",
     "Host | Directories",
     "Host | Kernel parameters are in force",
+    "Driver | Drivers in the planned versions, in force",
+    "Firewall | Planned connections are let in, others not",
     "Conda | Requirements and the fp8fleet tool",
     "Conda | Conda frontend",
     "Conda | Tools environment",
@@ -73,10 +79,13 @@ ORDER = [
     "Nginx | Configuration",
     "Nginx | The configuration is live",
     "vLLM | Servers no longer planned",
+    "Firewall | Ports no longer planned",
     "Accept | The endpoint answers",
 ]
 
 NEVER_A_CHANGE = {
+    "Driver | Drivers in the planned versions, in force",
+    "Firewall | Ports no longer planned",
     "Model | Transfer to other hosts",
     "Lock | One run at a time",
     "Host | Kernel parameters are in force",
