@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fp8fleet.catalog import platforms
 from fp8fleet.errors import OperatorError
+from fp8fleet.planner.firewall import TOOLS
 from lab import apt, hosts, image, machine, mirror, network
 from lab.processes import say
 from lab.site import (
@@ -116,7 +117,8 @@ def _supplies(cache: Path) -> dict[str, Path]:
 def _host_packages() -> list[str]:
     """All that a Debian host of any kind installs."""
     debian = platforms()["debian-12"]
-    return [*debian.packages, *debian.serving_packages, *debian.proxy_packages]
+    firewalls = TOOLS.values()
+    return [*debian.packages, *debian.serving_packages, *debian.proxy_packages, *firewalls]
 
 
 def _offer(wanted: Sequence[LabHost], folders: dict[str, Path]) -> Site:

@@ -22,7 +22,7 @@ REBOOT = "/run/fp8fleet.reboot"
 _WAIT = f"[ -e {WORK_LOCK} ] && flock --timeout 1800 {WORK_LOCK} true"
 _NVIDIA = """\
 v nvidia "$(modinfo -F version nvidia 2>/dev/null)"
-p=/proc/driver/nvidia/version; m='s/.*Module[^0-9]* \\([0-9][0-9.]*\\) .*/\\1/p'
+p=/proc/driver/nvidia/version; m='s/.*  \\([0-9][0-9.]*\\)  .*/\\1/p'
 v loaded "$(cat /sys/module/nvidia/version 2>/dev/null || sed -n "1$m" $p 2>/dev/null)"
 for d in /usr/lib /usr/lib64 /usr/lib/*-linux-gnu; do
   for f in $d/libnvidia-ml.so.*.*; do [ -e $f ] && v library ${f##*libnvidia-ml.so.}; done
