@@ -169,7 +169,15 @@ def _in_force(asked: DriversPlan, state: DriversState) -> Commands:
             )
             return
     if why := _reboot_reason(planned, state):
-        yield from _reboot(asked, state, why)
+        if state.servers:
+            yield _servers_run(f"{why}, which asks for a reboot", state)
+            return
+        if not asked.reboot:
+            yield failed(
+                f"driver: {why}: reboot this host (or set driver_reboot = True), then run again"
+            )
+            return
+        yield from _rebooted()
         if not host.state.is_executing:
             return
         state = host.get_fact(Drivers)
@@ -206,17 +214,6 @@ def _servers_run(why: str, state: DriversState) -> FunctionCommand:
         f"driver: {why}, and servers run on this host: stop them first (systemctl stop {units};"
         " their requests end), then run again"
     )
-
-
-def _reboot(asked: DriversPlan, state: DriversState, why: str) -> Commands:
-    if state.servers:
-        yield _servers_run(f"{why}, which asks for a reboot", state)
-    elif not asked.reboot:
-        yield failed(
-            f"driver: {why}: reboot this host (or set driver_reboot = True), then run again"
-        )
-    else:
-        yield from _rebooted()
 
 
 def _rebooted() -> Commands:
