@@ -1,10 +1,12 @@
 """From a bare host to a served, proven model; run again, it changes only what is not so."""
 
-from roles import accept, cmake, conda, host, lock, model, nginx, preflight, vllm
+from roles import accept, cmake, conda, driver, firewall, host, lock, model, nginx, preflight, vllm
 
 lock.hold()
 preflight.check()
 host.prepare()
+driver.install()
+firewall.guard()
 host.settle()
 cmake.install()
 conda.install()
@@ -12,4 +14,5 @@ model.install()
 vllm.serve()
 nginx.proxy()
 vllm.retire()
+firewall.close()
 accept.prove()

@@ -49,6 +49,7 @@ class FleetHost:
     groups: tuple[str, ...]
     spec: HostSpec
     ssh_hostname: str
+    ssh_port: int
 
     @property
     def is_gateway(self) -> bool:
@@ -189,7 +190,11 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
         where = _origin(inventory, host, key) if key in values else f"host {host.name}"
         raise OperatorError(f"{path}: {where}: {_message(detail)}") from None
     fleet_host = FleetHost(
-        host.name, tuple(host.groups), spec, str(host.data.get("ssh_hostname") or host.name)
+        host.name,
+        tuple(host.groups),
+        spec,
+        str(host.data.get("ssh_hostname") or host.name),
+        host.data.get("ssh_port") or 22,
     )
     missing = spec.required_to_serve()
     if missing and not fleet_host.is_gateway:

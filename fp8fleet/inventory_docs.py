@@ -18,7 +18,7 @@ from fp8fleet import catalog, spec
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.inventory import SWITCHES
 from fp8fleet.secrets import SecretRef
-from fp8fleet.spec import HostSpec, InstanceSpec
+from fp8fleet.spec import DriverSpec, HostSpec, InstanceSpec
 from fp8fleet.toml import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +29,8 @@ CHINESE_TEXTS = Path("docs/zh/inventory_keys.toml")
 
 SECTIONS = {
     "platform": "Host",
+    "drivers": "Drivers",
+    "firewall": "Firewall",
     "apt_sources": "Package sources",
     "tools_requirements": "Engine",
     "model_manifest": "Model",
@@ -103,11 +105,17 @@ _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.CombinationSpec, "table with `driver`, `engine`, perhaps `cuda`"),
     (SecretRef, "`env:NAME` or `file:/path`"),
     (InstanceSpec, "server (keys below)"),
+    (DriverSpec, "driver (keys below)"),
+    (spec.Network, "network or IP address"),
+    (spec.DriverVersion, 'version in quotes, such as `"580.95.05"`'),
+    (spec.PackageName, "package name"),
 )
 """Types by identity, in an operator's words."""
 
 _TYPES = {
     "platform": "platform of the catalogue",
+    "driver.name": "driver of the catalogue",
+    "driver.source": "`packages` or URL (`http`, `https`, `file`)",
     "accelerator": "accelerator of the catalogue",
     "engine_release": "release of the catalogue",
     "sysctl": "table: parameter to value",
@@ -206,6 +214,8 @@ def _page(language: _English) -> str:
         *_host_parts(language),
         f"## {language.say('Keys of one server')} (`instances`)",
         _key_table(language, InstanceSpec, InstanceSpec.model_fields, "instance"),
+        f"## {language.say('Keys of one driver')} (`drivers`)",
+        _key_table(language, DriverSpec, DriverSpec.model_fields, "driver"),
         f"## {language.say('Switches of one run')} (`--data`)",
         _switch_table(language),
         f"## {language.say('Keys of pyinfra')}",
@@ -240,17 +250,18 @@ def _key_table(language: _English, model: type[BaseModel], keys: Iterable[str], 
         if key in needed:
             default += f"; {language.say('a serving host needs it')}"
         text = language.about(table, key, field.description or "")
-        rows.append((f"`{key}`", _type(language, key, hints[key]), default, text))
+        rows.append((f"`{key}`", _type(language, table, key, hints[key]), default, text))
     return _table(language, ("Key", "Type", "Default", "Meaning"), rows)
 
 
-def _type(language: _English, key: str, hint: Any) -> str:
+def _type(language: _English, table: str, key: str, hint: Any) -> str:
     """The type of ``key`` in an operator's words.
 
     Raises:
         CheckFailed: this module has no words for it.
     """
-    words = language.say(_TYPES[key]) if key in _TYPES else _describe(language, hint)
+    known = _TYPES.get(f"{table}.{key}") or _TYPES.get(key)
+    words = language.say(known) if known else _describe(language, hint)
     if not words:
         raise CheckFailed(f"{key}: no words for its type: add them to fp8fleet/inventory_docs.py")
     return words
@@ -320,6 +331,13 @@ def _catalogue_parts(language: _English) -> list[str]:
         )
         for n, r in catalog.releases().items()
     ]
+    drivers = [
+        (
+            *(f"`{n}`", d.vendor, ", ".join(d.packages) or "-"),
+            language.say("yes" if d.runs else "no"),
+        )
+        for n, d in catalog.installers().items()
+    ]
     release_head = (
         *("Name", "Python", "pydantic", "CUDA of the wheel", "glibc of the wheel"),
         "Drains on stop",
@@ -333,6 +351,8 @@ def _catalogue_parts(language: _English) -> list[str]:
         _table(language, ("Name", "Vendor", "Compute capability", "Block FP8"), accelerators),
         "### `engine_release`",
         _table(language, release_head, releases),
+        f"### {language.say('`name` of a driver')}",
+        _table(language, ("Name", "Vendor", "From packages", "From an installer"), drivers),
     ]
 
 

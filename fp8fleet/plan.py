@@ -268,6 +268,62 @@ class ProxyPlan:
 
 
 @dataclass(frozen=True)
+class FirewallRule:
+    """Who may connect to a TCP port of a host."""
+
+    port: int
+    source: str | None
+    """An address, or a network as ``ADDRESS/BITS``; None: everybody."""
+
+
+@dataclass(frozen=True)
+class FirewallPlan:
+    """The host's firewall: which one, and what it lets in beside SSH and what the operator has."""
+
+    tool: str
+    """``ufw``, ``firewalld`` or ``unmanaged``: nothing is asked and nothing is changed."""
+    rules: tuple[FirewallRule, ...]
+    ssh_port: int
+    """The port that this run connects to."""
+
+    @property
+    def guarded(self) -> tuple[int, ...]:
+        """Ports that not everybody may reach."""
+        return tuple(sorted({rule.port for rule in self.rules if rule.source}))
+
+
+@dataclass(frozen=True)
+class DriverPlan:
+    """A driver, or what belongs to one, in the version that the host shall have."""
+
+    name: str
+    """Its entry in the catalogue."""
+    version: str
+    packages: tuple[str, ...]
+    """As the package manager takes them, with their versions; empty: by ``url``."""
+    url: str | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class DriversPlan:
+    """All that the inventory asks for, in the order of installation."""
+
+    items: tuple[DriverPlan, ...]
+    reboot: bool
+    """Whether the host may be rebooted for them."""
+    pin: PlannedFile | None
+    """Keeps apt at the version that was asked for."""
+    downloads: str
+    """Directory of installers."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Entries of the catalogue that are asked for."""
+        return frozenset(item.name for item in self.items)
+
+
+@dataclass(frozen=True)
 class PlannedPort:
     """A TCP port that something of ours listens on."""
 
@@ -351,6 +407,8 @@ class HostPlan:
     instances: tuple[InstancePlan, ...]
     proxy: ProxyPlan | None
     requirements: Requirements
+    drivers: DriversPlan
+    firewall: FirewallPlan
     notes: tuple[str, ...]
     """What the operator should know of this plan."""
     gateways: tuple[str, ...]

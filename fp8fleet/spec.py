@@ -88,6 +88,10 @@ def _web(value: str) -> str:
     return value
 
 
+def _driver_source(value: str) -> str:
+    return value if value == "packages" else _url(value)
+
+
 def _address(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
@@ -95,6 +99,16 @@ def _address(value: str) -> str:
         raise ValueError(
             "an IP address is needed (a name may resolve to the SSH network)"
         ) from None
+
+
+def _network(value: str) -> str:
+    """A network, or a single address without its length."""
+    try:
+        network = ipaddress.ip_network(value)
+    except ValueError as error:
+        raise ValueError(f"{error}: a network such as 10.0.0.0/8 or an address is needed") from None
+    single = network.prefixlen == network.max_prefixlen
+    return str(network.network_address if single else network)
 
 
 def _no_root(value: str) -> str:
@@ -141,6 +155,7 @@ CmakeArchive = Annotated[str, AfterValidator(_url), AfterValidator(_cmake_archiv
 ModelId = Annotated[str, StringConstraints(pattern=r"^\w[\w.@+-]*(/[\w.@+-]+)*$")]
 Source = Annotated[str, AfterValidator(_url), AfterValidator(check_source)]
 Address = Annotated[str, AfterValidator(_address)]
+Network = Annotated[str, AfterValidator(_network)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,40}$")]
 LinuxUser = Annotated[
@@ -160,6 +175,9 @@ PackageVersion = Annotated[
 TimeServer = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$")]
 Channel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][\w.:/@+~-]*$")]
 WebUrl = Annotated[str, AfterValidator(_url), AfterValidator(_web)]
+DriverVersion = Annotated[
+    str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9][\w.]{0,40}$")
+]
 Option = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -260,6 +278,38 @@ class CombinationSpec(Spec):
     cuda: OneLine | None = Field(default=None, description="CUDA version; unset: any.")
 
 
+class DriverSpec(Spec):
+    """A driver, or what belongs to one, that a host shall have."""
+
+    name: Annotated[str, _known("driver", catalog.installers())] = Field(
+        description="What to install, a name from the catalogue."
+    )
+    version: DriverVersion = Field(description="Its version, whole.")
+    source: Annotated[str, AfterValidator(_driver_source)] = Field(
+        default="packages",
+        description="`packages`: from the host's package sources. A URL: an installer (`.run`).",
+    )
+    sha256: Sha256 | None = Field(
+        default=None, description="SHA256 of the installer, needed with its URL."
+    )
+    packages: tuple[PackageName, ...] = Field(
+        default=(), description="Names of the packages. Empty: the catalogue's."
+    )
+
+    @model_validator(mode="after")
+    def _sane(self) -> DriverSpec:
+        if self.source == "packages":
+            if self.sha256:
+                raise ValueError(f"{self.name}: sha256 belongs to a URL in source")
+        elif not self.sha256:
+            raise ValueError(f"{self.name}: sha256 is needed with the URL in source")
+        elif self.packages:
+            raise ValueError(f"{self.name}: packages belong to source = 'packages'")
+        elif not catalog.installers()[self.name].runs:
+            raise ValueError(f"{self.name}: comes in packages only: leave source out")
+        return self
+
+
 class HostSpec(Spec):
     """One host: everything the inventory may say of it."""
 
@@ -289,8 +339,8 @@ class HostSpec(Spec):
     )
     service_address: Address | None = Field(
         default=None,
-        description="Address under which gateways reach this host's servers."
-        " The SSH name is never an upstream.",
+        description="Address under which gateways reach this host's servers, on a gateway the one"
+        " that it reaches them from. The SSH name is never an upstream.",
     )
     storage_address: Address | None = Field(
         default=None, description="Address in the storage network, for transfers between hosts."
@@ -325,6 +375,31 @@ class HostSpec(Spec):
     sudo_password: SecretRef | None = Field(
         default=None,
         description="sudo's password (`env:NAME`, `file:PATH`), used with `_sudo = True`.",
+    )
+
+    # Drivers
+    drivers: tuple[DriverSpec, ...] = Field(
+        default=(),
+        description="Drivers to install, a list of the keys below. Empty: preflight judges what the"
+        " host has.",
+    )
+    driver_reboot: bool = Field(
+        default=False,
+        description="Whether the host may be rebooted when a driver needs it. `False`: the run"
+        " stops there and says so.",
+    )
+
+    # Firewall
+    firewall: Literal["auto", "ufw", "firewalld", "unmanaged"] = Field(
+        default="auto",
+        description="Firewall that lets in clients, gateways and other hosts of the fleet, and SSH."
+        " `auto`: ufw where packages come by apt, firewalld where by dnf. `unmanaged`: none is"
+        " touched.",
+    )
+    client_networks: tuple[Network, ...] = Field(
+        default=(),
+        description="Networks (`10.0.0.0/8`) or addresses of clients, which alone may connect to"
+        " the proxy. Empty: everybody may.",
     )
 
     # Package sources
@@ -501,6 +576,7 @@ class HostSpec(Spec):
         self._check_ports()
         self._check_devices()
         self._check_repositories()
+        self._check_drivers()
         return self
 
     def _check_repositories(self) -> None:
@@ -560,6 +636,18 @@ class HostSpec(Spec):
         for instance in self.instances:
             if self.accelerator not in (None, "cpu") and not instance.devices:
                 raise ValueError(f"instances: {instance.name}: devices must list at least one")
+
+    def _check_drivers(self) -> None:
+        versions: dict[str, str] = {}
+        for driver in self.drivers:
+            if driver.name in versions:
+                raise ValueError(f"drivers: {driver.name} is listed twice")
+            versions[driver.name] = driver.version
+        fabric, module = versions.get("fabric-manager"), versions.get("nvidia")
+        if fabric and module and fabric != module:
+            raise ValueError(
+                f"drivers: fabric-manager {fabric} and nvidia {module}: both need one version"
+            )
 
     def required_to_serve(self) -> list[str]:
         """Names of the keys that a serving host needs and that are not set."""

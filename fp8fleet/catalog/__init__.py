@@ -112,6 +112,37 @@ class DriverBranch(_Entry):
     end_of_life: str
 
 
+class Installer(_Entry):
+    """A driver, or what belongs to one: how it is installed without questions."""
+
+    vendor: str
+    oldest: str | None = None
+    """The oldest version whose installer knows ``options``."""
+    options: str = ""
+    """Of the installer (``.run``); empty: it comes in packages only."""
+    upgrade: str | None = None
+    """Options where another version is installed; None: the same."""
+    fine: tuple[int, ...] = (0,)
+    """Exit codes of an installer that did its work."""
+    before: str | None = None
+    """Shell command that has to succeed first."""
+    log: str | None = None
+    """Where the installer says why it failed."""
+    needs: dict[str, tuple[str, ...]] = {}
+    """Packages that the installer needs, by family; ``{kernel}`` is the running kernel."""
+    packages: dict[str, tuple[str, ...]] = {}
+    """Packages by family; ``{branch}`` is the first number of the version."""
+    reboots: bool = False
+    """Whether only a reboot brings it in force."""
+    stamped: bool = False
+    """Whether it leaves no version that is documented, so that we note what we installed."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is an installer to run."""
+        return bool(self.options)
+
+
 class ServeOption(_Entry):
     """An option of ``vllm serve`` that not every release has."""
 
@@ -169,6 +200,12 @@ def cuda_versions() -> dict[str, Cuda]:
 def driver_branches() -> dict[str, DriverBranch]:
     """The driver branches that have ended, by the driver's first number."""
     return _load("drivers", DriverBranch)
+
+
+@cache
+def installers() -> dict[str, Installer]:
+    """Drivers and what belongs to them, in the order in which they are installed."""
+    return _load("installers", Installer)
 
 
 @cache

@@ -13,6 +13,7 @@ from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import read_lock
 from fp8fleet.plan import FleetPlan, HostPlan
 from fp8fleet.planner.cmake import cmake_plan
+from fp8fleet.planner.driver import drivers_plan
 from fp8fleet.planner.environments import (
     conda_files,
     download_environment,
@@ -22,6 +23,7 @@ from fp8fleet.planner.environments import (
     trusted_hosts,
 )
 from fp8fleet.planner.files import home_directory
+from fp8fleet.planner.firewall import firewall_plan
 from fp8fleet.planner.host import (
     absent_files,
     host_directories,
@@ -80,6 +82,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         files += model_files(spec, own, model, tools, program)
         files += [f for i in own.instances for f in instance_files(spec, own, i, model)]
     files += proxy_files
+    drivers, driver_notes = drivers_plan(spec, platform, own)
     return HostPlan(
         name=host.name,
         platform=spec.platform,
@@ -107,6 +110,8 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         instances=own.instances if own else (),
         proxy=proxy,
         requirements=requirements_of(spec, own, tools, model, proxy),
-        notes=own.notes if own else (),
+        drivers=drivers,
+        firewall=firewall_plan(fleet, host, platform, own, model, proxy),
+        notes=(*(own.notes if own else ()), *driver_notes),
         gateways=() if host.is_gateway else gateways,
     )

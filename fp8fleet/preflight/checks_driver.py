@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from fp8fleet import catalog
@@ -157,6 +157,22 @@ def _fabric(case: Case) -> Iterator[Finding]:
             "one version of both",
             f"install fabric manager {driver}, and hold both packages",
         )
+
+
+_MENDED = {
+    "nvidia": (
+        *("driver-missing", "driver-broken", "driver-module", "driver-old", "driver-ended"),
+        *("driver-unvalidated", "nouveau-loaded", "fabric-manager-version"),
+    ),
+    "fabric-manager": ("fabric-manager-down", "fabric-manager-version"),
+    "ascend-driver": ("driver-missing", "driver-broken"),
+    "cann-toolkit": ("cann-missing",),
+}
+
+
+def mended(drivers: Iterable[str]) -> frozenset[str]:
+    """Codes of what the run itself sets right: it installs these drivers, then compares again."""
+    return frozenset(code for name in drivers for code in _MENDED.get(name, ()))
 
 
 CHECKS: tuple[Check, ...] = (_driver, _driver_gates, _fabric)

@@ -11,6 +11,7 @@ from fp8fleet.preflight.findings import (
     Check,
     Finding,
     is_ours,
+    numbers,
     some,
 )
 
@@ -32,17 +33,90 @@ def _ports(case: Case) -> Iterator[Finding]:
 
 
 def _firewall(case: Case) -> Iterator[Finding]:
+    active, planned = case.facts.security.firewall, case.firewall.tool
+    if planned != "unmanaged" and active is not None and active != planned:
+        yield Finding(
+            "firewall-other",
+            f"{active} is active",
+            f"firewall = {planned!r}, one firewall at a time",
+            f"set firewall = {active!r} (or 'unmanaged'), or switch {active} off",
+        )
+        return
+    if planned == "unmanaged":
+        yield from _closed(case)
+    elif active is None:
+        yield from _cuts(case)
+    yield from _open(case)
+
+
+def _closed(case: Case) -> Iterator[Finding]:
     security = case.facts.security
-    proxy = [port for port in case.needs.ports if port.user == "the proxy"]
-    for planned in proxy:
-        allowed = {f"{planned.port}/tcp", str(planned.port)}
-        if security.firewall and not allowed & set(security.open_ports):
+    if security.firewall is None or security.lets_all_in:
+        return
+    let_in = {port.removesuffix("/tcp") for port in security.open_ports}
+    for port in sorted({rule.port for rule in case.firewall.rules}):
+        if str(port) not in let_in:
+            who = "for gateways or other hosts" if port in case.firewall.guarded else "for clients"
             yield Finding(
                 "firewall-closed",
-                f"{security.firewall} is active, port {planned.port} is not open",
-                f"port {planned.port} open for clients",
-                "open it to the clients' addresses only",
+                f"{security.firewall} is active, port {port} is not open",
+                f"port {port} open {who}",
+                "open it to their addresses only, or let fp8fleet do it (firewall)",
             )
+
+
+def _cuts(case: Case) -> Iterator[Finding]:
+    """Other services that would be shut out when the firewall is switched on."""
+    let_in = {port.removesuffix("/tcp") for port in case.facts.security.open_ports}
+    planned = {port.port for port in case.needs.ports} | {r.port for r in case.firewall.rules}
+    units = {port.unit for port in case.needs.ports}
+    cut = {
+        listener.port: listener.program
+        for listener in case.facts.listeners
+        if listener.port not in planned
+        and str(listener.port) not in let_in
+        and listener.port != case.firewall.ssh_port
+        and not listener.program.startswith("sshd")
+        and not is_ours(listener.unit)
+        and listener.unit not in units
+    }
+    if cut:
+        tool = case.firewall.tool
+        allow = (
+            "ufw allow PORT/tcp" if tool == "ufw" else "firewall-offline-cmd --add-port=PORT/tcp"
+        )
+        yield Finding(
+            "firewall-cuts",
+            f"{tool} is off, and others listen: "
+            + some(f"{port} ({program})" for port, program in sorted(cut.items())),
+            "a rule for what shall stay reachable",
+            f"{allow} for each; or firewall = 'unmanaged'; or ignore this code to shut them out",
+        )
+
+
+def _open(case: Case) -> Iterator[Finding]:
+    """Rules of others, or none at all, that make ours say less than the plan does."""
+    security = case.facts.security
+    guarded = case.firewall.guarded
+    if security.firewall is None:
+        if guarded and case.firewall.tool == "unmanaged":
+            yield Finding(
+                "firewall-open",
+                f"no ufw or firewalld is active; ports {numbers(guarded)} are open to all",
+                "these ports for gateways and other hosts only",
+                "guard them in the network, or let fp8fleet manage the firewall (firewall)",
+            )
+        return
+    to_all = {port.removesuffix("/tcp") for port in security.open_to_all}
+    wide = [port for port in guarded if security.lets_all_in or str(port) in to_all]
+    if wide:
+        why = "lets in what no rule names" if security.lets_all_in else "has rules of others"
+        yield Finding(
+            "firewall-open",
+            f"{security.firewall} {why}: ports {numbers(wide)} are open to all",
+            "these ports for gateways, other hosts or client_networks only",
+            "remove those rules, or set the firewall's default to deny",
+        )
 
 
 def _proxies(case: Case) -> Iterator[Finding]:

@@ -122,7 +122,16 @@ CODES: dict[str, Code] = {
     "numa-split": _warning("Devices that share a model belong to several NUMA nodes."),
     # Network and security
     "port-taken": _error("Another program listens on a port of the plan."),
-    "firewall-closed": _warning("A firewall runs and the proxy's port is not open."),
+    "firewall-other": _error("Another firewall is active than the inventory asks for."),
+    "firewall-cuts": _error(
+        "The firewall will be switched on, and something listens that no rule lets in."
+    ),
+    "firewall-open": _warning(
+        "A port that is for gateways, other hosts or some clients only is open to everybody."
+    ),
+    "firewall-closed": _warning(
+        "A firewall runs, fp8fleet does not manage it, and a port of the plan is not open."
+    ),
     "proxy-differs": _warning("The host is set to an HTTP proxy that the inventory does not name."),
     "selinux-off": _warning("SELinux is disabled on a distribution that has it."),
     "selinux-permissive": _warning("SELinux only logs."),

@@ -207,7 +207,7 @@ class Accelerators:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who listens on a port of the plan."""
+    """Who listens on a port of the plan, or on any that is not on loopback alone."""
 
     port: int
     pid: int | None
@@ -228,6 +228,11 @@ class Security:
     firewall: str | None
     """``firewalld`` or ``ufw``, where one is active."""
     open_ports: tuple[str, ...]
+    """Ports that a rule lets in, from anywhere or not; of a firewall that is off, too."""
+    open_to_all: tuple[str, ...]
+    """Those that are let in from anywhere."""
+    lets_all_in: bool
+    """Whether what no rule names is let in."""
 
 
 @dataclass(frozen=True)
@@ -700,23 +705,45 @@ def _security(parts: Mapping[str, Part]) -> Security:
     kysec = _part(parts, "kysec")
     control = re.search(r"exec control\s*:\s*(\S+)", kysec.text)
     enabled = re.search(r"kysec status\s*:\s*enabled", kysec.text, re.IGNORECASE) is not None
-    firewall, ports = _firewall(parts)
+    firewall, lets_all_in = _firewall(parts)
+    let_in = _let_in(parts)
     return Security(
         selinux=mode or ("disabled" if configured else "absent"),
         selinux_configured=configured,
         kysec=enabled,
         kysec_exec=control[1] if control else None,
         firewall=firewall,
-        open_ports=ports,
+        open_ports=tuple(let_in),
+        open_to_all=tuple(port for port, anywhere in let_in.items() if anywhere),
+        lets_all_in=lets_all_in,
     )
 
 
-def _firewall(parts: Mapping[str, Part]) -> tuple[str | None, tuple[str, ...]]:
-    if "running" in _after(parts, "firewall", "firewalld"):
-        ports = [port for line in _after(parts, "firewall", "open") for port in line.split()]
-        return "firewalld", tuple(ports)
+def _firewall(parts: Mapping[str, Part]) -> tuple[str | None, bool]:
+    """The active firewall, and whether it lets in what no rule names."""
     ufw = _after(parts, "firewall", "ufw")
+    if "running" in _after(parts, "firewall", "firewalld"):
+        return "firewalld", "ACCEPT" in _after(parts, "firewall", "target")
     if any(re.match(r"Status:\s*active", line) for line in ufw):
-        rules = (re.match(r"(\d+(?:/\w+)?)\s+ALLOW", line) for line in ufw)
-        return "ufw", tuple(rule[1] for rule in rules if rule)
-    return None, ()
+        return "ufw", any("allow (incoming)" in line for line in ufw)
+    return None, False
+
+
+def _let_in(parts: Mapping[str, Part]) -> dict[str, bool]:
+    """Ports that a rule lets in; True: from anywhere."""
+    rules: list[tuple[str, bool]] = []
+    for line in _after(parts, "firewall", "ufw"):
+        if rule := re.match(r"(\d+(?:/\w+)?)(?: \(v6\))?\s+ALLOW(?: IN)?\s+(.*)", line):
+            rules.append((rule[1], rule[2].startswith("Anywhere")))
+    for line in _after(parts, "firewall", "added"):
+        if rule := re.match(r"allow (?:.*\bto any port )?(\d+)", line):
+            rules.append((rule[1], " from " not in line))
+    for line in _after(parts, "firewall", "open"):
+        rules += [(port, True) for port in line.split()]
+    for line in _after(parts, "firewall", "rich"):
+        if rule := re.search(r'port port="(\d+)" protocol="tcp" accept', line):
+            rules.append((f"{rule[1]}/tcp", " source " not in line))
+    found: dict[str, bool] = {}
+    for port, anywhere in rules:
+        found[port] = found.get(port, False) or anywhere
+    return found

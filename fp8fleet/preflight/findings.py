@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fp8fleet import catalog
-from fp8fleet.plan import Requirements
+from fp8fleet.plan import FirewallPlan, Requirements
 from fp8fleet.preflight.codes import CODES, Severity
 from fp8fleet.preflight.facts import HostFacts, PciDevice
 
@@ -42,6 +42,7 @@ class Case:
     platform: str
     facts: HostFacts
     now: float
+    firewall: FirewallPlan
 
 
 Check = Callable[[Case], Iterator[Finding]]

@@ -42,8 +42,9 @@ def judge(plan: HostPlan, lines: Iterable[str], now: float) -> Judgement:
     if "time" not in parts:
         return Judgement(None, tuple(_who(parts)))
     facts = read_facts(parts)
-    case = Case(plan.requirements, plan.platform, facts, now)
-    found = [finding for look in CHECKS for finding in look(case)]
+    case = Case(plan.requirements, plan.platform, facts, now, plan.firewall)
+    mended = checks_driver.mended(plan.drivers.names)
+    found = [f for look in CHECKS for f in look(case) if f.code not in mended]
     order = list(CODES)
     found.sort(key=lambda finding: (finding.severity != "error", order.index(finding.code)))
     return Judgement(facts, tuple(found))

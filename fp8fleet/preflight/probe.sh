@@ -132,25 +132,38 @@ part fabric 15 'systemctl show nvidia-fabricmanager.service -p LoadState,ActiveS
 part npu 40 'command -v npu-smi >/dev/null || exit 127; npu-smi info'
 part nputopo 40 'command -v npu-smi >/dev/null || exit 127; npu-smi info -t topo'
 part ascend 10 'for f in /usr/local/Ascend/driver/version.info; do [ -r $f ] && sed "s/^/driver /" $f; done
-  for f in /usr/local/Ascend/*/latest/*-linux/ascend_toolkit_install.info /usr/local/Ascend/*/latest/ascend_toolkit_install.info
+  for f in /usr/local/Ascend/*/latest/*-linux/ascend_toolkit_install.info /usr/local/Ascend/*/latest/ascend_toolkit_install.info /usr/local/Ascend/cann/*-linux/ascend_toolkit_install.info
   do [ -r $f ] && sed -n "s/^version=/cann /p" $f; done; exit 0'
 
 part ports 30 'wanted=
   for p in $PROBE_PORTS; do wanted="$wanted $(printf %04X "$p"):$p"; done
-  cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
+  l=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
     awk -v wanted="$wanted" "
       BEGIN { n = split(wanted, w, \" \"); for (i = 1; i <= n; i++) { split(w[i], x, \":\"); port[x[1]] = x[2] } }
-      \$4 == \"0A\" { k = split(\$2, a, \":\"); if (a[k] in port) print port[a[k]], \$10 }" | sort -u |
-    while read -r p i; do
-      h=$(ls -l /proc/[0-9]*/fd 2>/dev/null | awk -v s="socket:[$i]" "
-        /^\/proc\// { d = \$1 } index(\$0, s) { split(d, x, \"/\"); print x[3]; exit }")
-      echo "$p ${h:--} $(cat /proc/${h:-none}/comm 2>/dev/null || echo -) $(sed -n -e "s/^0:://p" -e "s/^1:name=systemd://p" /proc/${h:-none}/cgroup 2>/dev/null | head -n 1)"
+      \$4 == \"0A\" { k = split(\$2, a, \":\")
+        if (a[k] in port) print port[a[k]], \$10
+        else if (a[1] !~ /7F$/ && a[1] != \"00000000000000000000000001000000\") print \"x\" a[k], \$10 }" | sort -u)
+  h=$(ls -l /proc/[0-9]*/fd 2>/dev/null | awk "
+    /^\/proc\// { split(\$1, x, \"/\") }
+    match(\$0, /socket:.[0-9]+/) { print substr(\$0, RSTART + 8, RLENGTH - 8), x[3] }")
+  echo "$l" | while read -r p i; do
+      [ "$i" ] || continue
+      case $p in x*) p=$((0x${p#x})) ;; esac
+      q=$(echo "$h" | sed -n "s/^$i //p" | head -n 1)
+      echo "$p ${q:--} $(cat /proc/${q:-none}/comm 2>/dev/null || echo -) $(sed -n -e "s/^0:://p" -e "s/^1:name=systemd://p" /proc/${q:-none}/cgroup 2>/dev/null | head -n 1)"
     done; exit 0'
 part firewall 20 'if command -v firewall-cmd >/dev/null; then
-    echo "firewalld $(firewall-cmd --state 2>&1 | head -n 1)"
-    firewall-cmd --list-ports 2>/dev/null | sed "s/^/open /"
+    s=$(firewall-cmd --state 2>&1 | head -n 1)
+    echo "firewalld $s"
+    f=firewall-cmd; [ "$s" = running ] || f=firewall-offline-cmd
+    $f --list-ports 2>/dev/null | sed "s/^/open /"
+    $f --list-rich-rules 2>/dev/null | sed "s/^/rich /"
+    firewall-cmd --list-all 2>/dev/null | sed -n "s/^ *target: /target /p"
   fi
-  if command -v ufw >/dev/null; then ufw status 2>/dev/null | sed "s/^/ufw /"; fi; exit 0'
+  if command -v ufw >/dev/null; then
+    ufw status verbose 2>/dev/null | sed "s/^/ufw /"
+    ufw show added 2>/dev/null | sed -n "s/^ufw /added /p"
+  fi; exit 0'
 part proxy 5 '{ env | grep -i -E "^(https?|all|no)_proxy="
     grep -s -h -i -E "^(export )?(https?|all|no)_proxy=" /etc/environment /etc/profile.d/*.sh
     grep -s -h -i -E "^proxy *=" /etc/dnf/dnf.conf /etc/yum.conf

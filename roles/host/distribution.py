@@ -88,10 +88,7 @@ def packages(plan: HostPlan) -> Commands:
     if not missing and not wrong:
         return
     forget()
-    if plan.family == "apt":
-        # finishes what a killed run left half-configured; nothing otherwise
-        yield streamed(f"DEBIAN_FRONTEND=noninteractive sh -c {shlex.quote(FINISH_DPKG)}")
-        yield streamed(f"{APT} update")
+    yield from refreshed(plan)
     if wrong and host.state.is_executing and (unknown := _unavailable(plan, wrong)):
         yield failed(unknown)
         return
@@ -117,7 +114,7 @@ def _wrong(plan: HostPlan, found: dict[str, tuple[str, ...]]) -> list[str]:
 def _unavailable(plan: HostPlan, names: Sequence[str]) -> str | None:
     """One line on the first package whose version the sources lack."""
     offered = host.get_fact(
-        AvailableVersions, names=names, family=plan.family, options=_dnf_options(plan)
+        AvailableVersions, names=names, family=plan.family, options=dnf_options(plan)
     )
     for name in names:
         want = plan.preparation.versions[name]
@@ -131,12 +128,20 @@ def _unavailable(plan: HostPlan, names: Sequence[str]) -> str | None:
     return None
 
 
+def refreshed(plan: HostPlan) -> Iterator[StringCommand]:
+    """Make apt ready to install; dnf does its part itself."""
+    if plan.family == "apt":
+        # finishes what a killed run left half-configured; nothing otherwise
+        yield streamed(f"DEBIAN_FRONTEND=noninteractive sh -c {shlex.quote(FINISH_DPKG)}")
+        yield streamed(f"{APT} update")
+
+
 def install_command(plan: HostPlan, names: Sequence[str]) -> str:
     """A command that installs packages, in whatever version the sources have."""
     quoted = " ".join(shlex.quote(name) for name in names)
     if plan.family == "apt":
         return f"{APT} --no-install-recommends install {quoted}"
-    return _dnf(f"{_dnf_options(plan)} --refresh install {quoted}")
+    return dnf_command(f"{dnf_options(plan)} --refresh install {quoted}")
 
 
 def _install_pinned(plan: HostPlan, names: Sequence[str]) -> str:
@@ -153,10 +158,10 @@ def _install_pinned(plan: HostPlan, names: Sequence[str]) -> str:
         return f"sh -c {shlex.quote(script)}"
     # dnf goes back to an older version where that is what the name says
     exact = " ".join(shlex.quote(f"{name}-{pins[name]}") for name in names)
-    return _dnf(f"{_dnf_options(plan)} --refresh --disableexcludes=main install {exact}")
+    return dnf_command(f"{dnf_options(plan)} --refresh --disableexcludes=main install {exact}")
 
 
-def _dnf_options(plan: HostPlan) -> str:
+def dnf_options(plan: HostPlan) -> str:
     """apt has these in its own configuration file."""
     options = f" --setopt=proxy={shlex.quote(plan.proxy_url)}" if plan.proxy_url else ""
     if plan.ca_bundle:
@@ -164,7 +169,7 @@ def _dnf_options(plan: HostPlan) -> str:
     return options
 
 
-def _dnf(arguments: str) -> str:
+def dnf_command(arguments: str) -> str:
     """dnf, which waits five minutes for its own lock and rpm's."""
     command = f"dnf -y --setopt=exit_on_lock=True{arguments}"
     script = (

@@ -25,6 +25,7 @@ BIN = Path(sys.prefix) / "bin"
 NAMES = ("lab-8", "lab-9", "lab-rpm-9")
 """Hosts of the tests: not the ones that a person's demo runs on."""
 MAIN, OTHER, RPM = NAMES
+FULL = "deploys/full.py"
 GROUP_DATA = ("--group-data", "inventories/group_data")
 
 
@@ -187,12 +188,16 @@ class Fleet:
         return self.pyinfra(inventory, "-y", "--json", *arguments, env=env)
 
     def pyinfra(
-        self, inventory: str, *arguments: str, env: Mapping[str, str] | None = None
+        self,
+        inventory: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        deploy: str = FULL,
     ) -> Done:
-        """pyinfra on ``deploys/full.py``; each operation is shown as it begins."""
+        """pyinfra on a deploy; each operation is shown as it begins."""
         with self.capture.global_and_fixture_disabled():
-            announce(f"pyinfra deploys/full.py {' '.join(arguments)}")
-            process = self._popen(inventory, *arguments, env=env)
+            announce(f"pyinfra {deploy} {' '.join(arguments)}")
+            process = self._popen(inventory, *arguments, env=env, deploy=deploy)
             lines: list[str] = []
             reader = threading.Thread(target=_watch, args=(process.stderr, lines), daemon=True)
             reader.start()
@@ -202,9 +207,9 @@ class Fleet:
             reader.join()
         return Done(process.returncode, out, "".join(lines))
 
-    def start(self, inventory: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, inventory: str, *arguments: str, deploy: str = FULL) -> subprocess.Popen[str]:
         """Start the same in the background; the caller ends it."""
-        return self._popen(inventory, "-y", *arguments, together=True)
+        return self._popen(inventory, "-y", *arguments, together=True, deploy=deploy)
 
     @staticmethod
     def _popen(
@@ -212,9 +217,10 @@ class Fleet:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         together: bool = False,
+        deploy: str = FULL,
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(BIN / "pyinfra"), *GROUP_DATA, *arguments, inventory, "deploys/full.py"],
+            [str(BIN / "pyinfra"), *GROUP_DATA, *arguments, inventory, deploy],
             cwd=REPO,
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,

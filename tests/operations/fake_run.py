@@ -25,6 +25,7 @@ from pyinfra_cli.main import main
 from fp8fleet.inventory import load_fleet
 from fp8fleet.plan import NVIDIA_UNIT, PEER_UNIT, PERSISTENCE_UNIT, HostPlan
 from fp8fleet.planner import make_plan
+from roles.firewall.operations import rich_rule
 
 RUNS = "LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no"
 
@@ -39,6 +40,10 @@ class Made:
         """What the host prints."""
         if command.startswith("sh -c "):
             command = shlex.split(command)[2]
+        if "command -v ufw" in command:
+            return self._ufw()
+        if "command -v firewall-cmd" in command:
+            return self._firewalld()
         match = re.search(r"for p in (.*?); do f=; if \[ -d", command, re.S)
         paths = [self._path(path) for path in shlex.split(match[1])] if match else []
         if command.startswith("echo @paths"):
@@ -83,6 +88,27 @@ class Made:
             *("@applied", *(f"{name}.applied:{value}" for name, value in applied.items())),
             *("@dnf", *ready.dnf_sources),
             *("@container",),
+        ]
+
+    def _ufw(self) -> list[str]:
+        comment = b"fp8fleet".hex()
+        lines = ["installed", "enabled", "-N ufw-user-input"]
+        for rule in self.plan.firewall.rules:
+            tuple_ = f"allow tcp {rule.port} 0.0.0.0/0 any {rule.source or '0.0.0.0/0'} in"
+            lines.append(f"### tuple ### {tuple_} comment={comment}")
+            source = f"-s {rule.source}/32 " if rule.source else ""
+            lines.append(f"-A ufw-user-input {source}-p tcp -m tcp --dport {rule.port} -j ACCEPT")
+        return lines
+
+    def _firewalld(self) -> list[str]:
+        rules = [rich_rule(rule) for rule in self.plan.firewall.rules]
+        zone = ["public (active)", "  interfaces: eth0", "  rich rules: "]
+        zone += [f"\t{rule}" for rule in rules]
+        return [
+            *("installed", "ActiveState=active", "UnitFileState=enabled", "default public"),
+            *(f"record public {rule}" for rule in rules),
+            *(f"runtime {line}" for line in zone),
+            *(f"permanent {line}" for line in zone),
         ]
 
     def _path(self, path: str) -> str:

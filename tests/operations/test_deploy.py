@@ -38,7 +38,11 @@ KYLIN = {
     "instances": [{"name": "main", "port": 8000, "devices": [0]}],
 }
 
-GATEWAY = {"platform": "ubuntu-22.04", "conda_frontend_path": "/opt/conda/bin/conda"}
+GATEWAY = {
+    "platform": "ubuntu-22.04",
+    "conda_frontend_path": "/opt/conda/bin/conda",
+    "service_address": "10.0.0.100",
+}
 
 ONE_HOST = {"serving": {"@fake/gpu-1": GPU}}
 ONE_SERVER = {**GPU, "instances": [{"name": "main", "port": 8000, "devices": [0, 1]}]}
@@ -62,6 +66,8 @@ ORDER = [
     "Host | Kernel parameters are in force",
     "Host | Journal and log rotation are in force",
     "Host | Clock",
+    "Driver | Drivers in the planned versions, in force",
+    "Firewall | Planned connections are let in, others not",
     "Host | NVIDIA devices",
     "Host | Packages that upgrades leave",
     "CMake | cmake for source builds",
@@ -78,6 +84,7 @@ ORDER = [
     "Nginx | Configuration",
     "Nginx | The configuration is live",
     "vLLM | Servers no longer planned",
+    "Firewall | Ports no longer planned",
     "Accept | The endpoint answers",
 ]
 
@@ -89,6 +96,8 @@ SOURCE = {
 
 NEVER_A_CHANGE = {
     "CMake | cmake for source builds",
+    "Driver | Drivers in the planned versions, in force",
+    "Firewall | Ports no longer planned",
     "Model | Transfer to other hosts",
     "Lock | One run at a time",
     "Host | Package sources alone",

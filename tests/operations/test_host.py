@@ -323,13 +323,13 @@ def test_dnfs_lock_is_awaited(path: Path, tmp_path: Path) -> None:
     """dnf exits with 200 where another dnf works and exit_on_lock is set."""
     count = tmp_path / "count"
     program(path, "dnf", f'echo "$*" >>{count}; [ $(wc -l <{count}) -ge 3 ] || exit 200')
-    assert run(distribution._dnf(" install x")).returncode == 0
+    assert run(distribution.dnf_command(" install x")).returncode == 0
     assert count.read_text().splitlines() == ["-y --setopt=exit_on_lock=True install x"] * 3
 
 
 def test_a_lock_that_stays_is_one_line_after_five_minutes(path: Path) -> None:
     program(path, "dnf", "exit 200")
-    done = run(distribution._dnf(" install x"))
+    done = run(distribution.dnf_command(" install x"))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "has held the lock of dnf or rpm for 5 minutes" in done.stderr
@@ -337,7 +337,7 @@ def test_a_lock_that_stays_is_one_line_after_five_minutes(path: Path) -> None:
 
 def test_another_failure_of_dnf_is_not_tried_again(path: Path, tmp_path: Path) -> None:
     program(path, "dnf", f"echo >>{tmp_path}/count; exit 1")
-    assert run(distribution._dnf(" install x")).returncode == 1
+    assert run(distribution.dnf_command(" install x")).returncode == 1
     assert len((tmp_path / "count").read_text().splitlines()) == 1
 
 
@@ -354,12 +354,12 @@ def test_rpms_lock_is_awaited(path: Path, tmp_path: Path) -> None:
         assert holder.stdout
         assert holder.stdin
         holder.stdout.readline()
-        held = run(distribution._dnf(" install x"))
+        held = run(distribution.dnf_command(" install x"))
         holder.stdin.close()
         holder.wait()
     assert held.returncode == 1
     assert "lock of dnf or rpm" in held.stderr
-    assert run(distribution._dnf(" install x")).returncode == 0
+    assert run(distribution.dnf_command(" install x")).returncode == 0
 
 
 # dnf's configuration

@@ -36,6 +36,7 @@ SERVING: dict[str, Any] = {
 GATEWAY: dict[str, Any] = {
     "platform": "ubuntu-22.04",
     "conda_frontend_path": "/opt/conda/bin/conda",
+    "service_address": "10.30.0.100",
 }
 """Host data of a gateway that is right."""
 

@@ -437,13 +437,94 @@ def test_a_port_of_another_program_is_refused_and_our_own_is_not(site: Site) -> 
     assert finding.needed == "port 8000 for server main"
 
 
-def test_a_firewall_without_the_proxys_port_is_a_warning(site: Site) -> None:
-    plan = cpu_plan(site, nginx_listen=8443)
-    lines = with_lines(for_plan(plan), firewall="ufw Status: active")
+UFW_ON = "ufw Status: active"
+
+
+def test_a_closed_port_of_the_plan_is_told_only_where_nobody_opens_it(site: Site) -> None:
+    plan = cpu_plan(site, nginx_listen=8443, firewall="unmanaged")
+    lines = with_lines(for_plan(plan), firewall=UFW_ON)
     (finding,) = judge(plan, lines, NOW).findings
     assert finding.code == "firewall-closed"
     allowed = with_lines(lines, firewall="ufw 8443/tcp   ALLOW   Anywhere")
     assert judge(plan, allowed, NOW).findings == ()
+    managed = cpu_plan(site, nginx_listen=8443, firewall="auto")
+    assert judge(managed, lines, NOW).findings == ()
+
+
+@pytest.mark.parametrize("line", [UFW_ON, "firewalld running"])
+def test_another_firewall_than_the_plans_stops_the_host(site: Site, line: str) -> None:
+    active, other = line.split()[0], {"ufw": "firewalld", "firewalld": "ufw"}[line.split()[0]]
+    plan = cpu_plan(site, firewall=other)
+    (finding,) = judge(plan, with_lines(for_plan(plan), firewall=line), NOW).findings
+    assert (finding.code, finding.severity) == ("firewall-other", "error")
+    assert f"set firewall = {active!r}" in finding.remedy
+    same = cpu_plan(site, firewall=active)
+    assert judge(same, with_lines(for_plan(same), firewall=line), NOW).findings == ()
+
+
+def test_what_a_firewall_would_shut_out_stops_the_host_while_it_is_off(site: Site) -> None:
+    plan = cpu_plan(site)
+    lines = with_lines(for_plan(plan), ports="9100 812 node_exporter /system.slice/ne.service")
+    (finding,) = judge(plan, lines, NOW).findings
+    assert (finding.code, finding.severity) == ("firewall-cuts", "error")
+    assert "9100 (node_exporter)" in finding.found
+    assert "ufw allow PORT/tcp" in finding.remedy
+    for firewall in ("added allow 9100/tcp", UFW_ON):
+        assert judge(plan, with_lines(lines, firewall=firewall), NOW).findings == ()
+    unmanaged = cpu_plan(site, firewall="unmanaged")
+    assert judge(unmanaged, lines, NOW).findings == ()
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [
+        "22 1 systemd /init.scope",
+        "2222 700 sshd /system.slice/ssh.service",
+        "8009 900 python /system.slice/fp8fleet-old.service",
+        "8080 901 nginx /system.slice/nginx.service",
+        "80 901 nginx /system.slice/nginx.service",
+    ],
+)
+def test_ssh_and_what_is_ours_is_not_shut_out(site: Site, listener: str) -> None:
+    plan = cpu_plan(site)
+    assert judge(plan, with_lines(for_plan(plan), ports=listener), NOW).findings == ()
+
+
+def test_a_guarded_port_that_others_opened_is_told(gateway_site: Site) -> None:
+    plan = gateway_site.plan().hosts["gpu-1"]
+    wide = "ufw 8000   ALLOW   Anywhere"
+
+    def codes(*lines: str, of: HostPlan = plan) -> list[str]:
+        text = with_lines(for_plan(of, UBUNTU, "gpu/h100-x8"), firewall=lines[0])
+        for line in lines[1:]:
+            text = with_lines(text, firewall=line)
+        return [finding.code for finding in judge(of, text, NOW).findings]
+
+    assert codes(UFW_ON) == []
+    assert codes(UFW_ON, wide) == ["firewall-open"]
+    assert codes(UFW_ON, "ufw Default: allow (incoming)") == ["firewall-open"]
+    assert codes(UFW_ON, "ufw 8000/tcp   ALLOW   10.30.0.100") == []
+    gateway_site.serving["firewall"] = "unmanaged"
+    unmanaged = gateway_site.plan().hosts["gpu-1"]
+    assert codes("ufw Status: inactive", of=unmanaged) == ["firewall-open"]
+
+
+# Drivers that the run installs
+
+
+def test_what_the_run_installs_itself_stops_nothing(site: Site) -> None:
+    drivers = [{"name": "nvidia", "version": "580.95.05"}]
+    for broken in ("driver-missing", "driver-mismatch", "nouveau"):
+        judged = findings(plan_of(site), UBUNTU, H200, f"broken/{broken}")
+        assert [f for f in judged.values() if f.severity == "error"], broken
+        mended = findings(plan_of(site, drivers=drivers), UBUNTU, H200, f"broken/{broken}")
+        assert [f for f in mended.values() if f.severity == "error"] == [], broken
+        site.serving.pop("drivers")
+
+
+def test_a_hung_driver_stops_a_host_whatever_is_asked_for(site: Site) -> None:
+    plan = plan_of(site, drivers=[{"name": "nvidia", "version": "580.95.05"}])
+    assert "driver-hung" in findings(plan, UBUNTU, H200, "broken/driver-hung")
 
 
 def test_a_proxy_that_the_inventory_names_is_expected(site: Site) -> None:

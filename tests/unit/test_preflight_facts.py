@@ -13,6 +13,7 @@ from probes import RECORDED, answer, facts
 
 from fp8fleet import catalog
 from fp8fleet.preflight.facts import (
+    Security,
     parts_of,
     probe_arguments,
     probe_script,
@@ -269,8 +270,64 @@ def test_who_listens_on_a_port_is_told(tmp_path: Path) -> None:
         port = listening.getsockname()[1]
         parts = parts_of(run(["/bin/sh"], f"port={port}"))
     assert parts is not None
-    (listener,) = read_facts(parts).listeners
-    assert (listener.port, listener.pid) == (port, os.getpid())
+    (listener,) = [found for found in read_facts(parts).listeners if found.port == port]
+    assert listener.pid == os.getpid()
+
+
+@pytest.mark.parametrize(("address", "told"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_who_listens_beyond_loopback_is_told_unasked(address: str, told: bool) -> None:
+    import socket
+
+    with socket.create_server((address, 0)) as listening:
+        parts = parts_of(run(["/bin/sh"]))
+        assert parts is not None
+        ports = [found.port for found in read_facts(parts).listeners]
+        assert (listening.getsockname()[1] in ports) == told
+
+
+def firewall(*lines: str) -> Security:
+    found = parts_of(["@firewall", *(f" {line}" for line in lines), " =0", "@end"])
+    assert found is not None
+    return read_facts(found).security
+
+
+def test_what_ufw_lets_in_is_read_whether_it_is_on_or_off() -> None:
+    on = firewall(
+        "ufw Status: active",
+        "ufw Default: deny (incoming), allow (outgoing), disabled (routed)",
+        "ufw 22/tcp                     ALLOW IN    Anywhere                   # fp8fleet ssh",
+        "ufw 8000/tcp                   ALLOW IN    10.0.0.5                   # fp8fleet",
+        "ufw 8443 (v6)                  ALLOW IN    Anywhere (v6)",
+        "ufw 9000/tcp                   DENY IN     Anywhere",
+    )
+    assert (on.firewall, on.lets_all_in) == ("ufw", False)
+    assert on.open_ports == ("22/tcp", "8000/tcp", "8443")
+    assert on.open_to_all == ("22/tcp", "8443")
+    off = firewall(
+        "ufw Status: inactive",
+        "added allow 9100/tcp",
+        "added allow from 10.0.0.5 to any port 8000 proto tcp comment 'fp8fleet'",
+        "added deny 9000",
+    )
+    assert (off.firewall, off.open_ports, off.open_to_all) == (
+        None,
+        ("9100", "8000"),
+        ("9100",),
+    )
+    assert firewall("ufw Status: active", "ufw Default: allow (incoming)").lets_all_in
+
+
+def test_what_firewalld_lets_in_is_read_whether_it_is_on_or_off() -> None:
+    rich = (
+        'rich rule family="ipv4" source address="10.0.0.5" port port="8000" protocol="tcp" accept'
+    )
+    on = firewall("firewalld running", "open 9100/tcp 9200/udp", rich, "target default")
+    assert (on.firewall, on.lets_all_in) == ("firewalld", False)
+    assert on.open_ports == ("9100/tcp", "9200/udp", "8000/tcp")
+    assert on.open_to_all == ("9100/tcp", "9200/udp")
+    off = firewall("firewalld not running", 'rich rule port port="8080" protocol="tcp" accept')
+    assert (off.firewall, off.open_to_all) == (None, ("8080/tcp",))
+    assert firewall("firewalld running", "target ACCEPT").lets_all_in
 
 
 def test_the_script_fits_a_command_line() -> None:

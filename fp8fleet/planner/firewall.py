@@ -1,0 +1,62 @@
+"""Who may connect to a host: clients to the proxy, gateways to servers, the fleet to its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8fleet.catalog import Platform
+from fp8fleet.errors import OperatorError
+from fp8fleet.inventory import Fleet, FleetHost
+from fp8fleet.plan import FirewallPlan, FirewallRule, ModelPlan, ProxyPlan
+from fp8fleet.planner.serving import Serving
+
+TOOLS = {"apt": "ufw", "dnf": "firewalld"}
+"""The firewall that a family of distributions brings."""
+
+
+def firewall_plan(
+    fleet: Fleet,
+    host: FleetHost,
+    platform: Platform,
+    own: Serving | None,
+    model: ModelPlan | None,
+    proxy: ProxyPlan | None,
+) -> FirewallPlan:
+    """Which firewall the host has, and what it lets in.
+
+    Raises:
+        OperatorError: a gateway has no address that could be let in.
+    """
+    asked = host.spec.firewall
+    tool = TOOLS[platform.family] if asked == "auto" else asked
+    rules: list[FirewallRule] = []
+    if proxy:
+        clients = host.spec.client_networks or (None,)
+        rules += [FirewallRule(proxy.listen, source) for source in clients]
+    if own and not host.is_gateway:
+        sources = list(_gateway_addresses(fleet, required=tool != "unmanaged"))
+        rules += [FirewallRule(i.port, source) for i in own.instances for source in sources]
+    if model and model.peer:
+        mine, port = _split(model.peer.listen)
+        others = (_split(peer)[0] for peer in model.peer.peers)
+        rules += [FirewallRule(port, other) for other in others if other != mine]
+    return FirewallPlan(tool, tuple(dict.fromkeys(rules)), host.ssh_port)
+
+
+def _gateway_addresses(fleet: Fleet, required: bool) -> Iterator[str]:
+    for other in fleet.hosts:
+        if not other.is_gateway:
+            continue
+        if other.spec.service_address:
+            yield other.spec.service_address
+        elif required:
+            raise OperatorError(
+                f"gateway {other.name}: service_address is not set: the firewall of the servers"
+                " lets in that address only (or firewall = 'unmanaged' for them)"
+            )
+
+
+def _split(listen: str) -> tuple[str, int]:
+    """Address and port of ``ADDRESS:PORT``."""
+    address, _, port = listen.rpartition(":")
+    return address.strip("[]"), int(port)

@@ -1,0 +1,132 @@
+"""Drivers of a plan: what is asked for, from where, and what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fleets import DIGEST, Site, lock_text, refusal
+
+from fp8fleet import catalog
+from fp8fleet.plan import DriverPlan, DriversPlan
+
+URL = "https://mirror.example.com/NVIDIA-Linux-x86_64-580.95.05.run"
+NVIDIA: dict[str, Any] = {"name": "nvidia", "version": "580.95.05"}
+FABRIC: dict[str, Any] = {"name": "fabric-manager", "version": "580.95.05"}
+RUN: dict[str, Any] = {**NVIDIA, "source": URL, "sha256": DIGEST}
+
+
+def planned(site: Site, *drivers: dict[str, Any], **data: Any) -> DriversPlan:
+    site.serving |= {"drivers": list(drivers), **data}
+    return site.host_plan().drivers
+
+
+def refused(site: Site, *drivers: dict[str, Any], **data: Any) -> str:
+    site.serving |= {"drivers": list(drivers), **data}
+    return refusal(site.plan)
+
+
+def ascend(site: Site) -> None:
+    site.file("locks/engine.txt", lock_text(vllm_ascend="0.23.0.post1"))
+    site.serving |= {
+        "accelerator": "ascend-910b",
+        "engine_release": "vllm-ascend-0.23.0.post1",
+        "engine_build": "source",
+    }
+
+
+def test_nothing_is_installed_that_nobody_asks_for(site: Site) -> None:
+    plan = site.host_plan().drivers
+    assert (plan.items, plan.reboot, plan.pin) == ((), False, None)
+
+
+def test_packages_are_the_catalogues_at_the_version_and_pinned(site: Site) -> None:
+    plan = planned(site, FABRIC, NVIDIA)
+    assert [item.name for item in plan.items] == ["nvidia", "fabric-manager"]
+    assert plan.items[0].packages == (
+        "nvidia-headless-580-server=580.95.05-*",
+        "nvidia-utils-580-server=580.95.05-*",
+    )
+    assert plan.items[1].packages == ("nvidia-fabricmanager-580=580.95.05-*",)
+    assert plan.pin
+    assert b"Pin: version 580.95.05-*\n" in plan.pin.content
+
+
+def test_packages_of_the_other_family_are_named_with_their_version(site: Site) -> None:
+    site.file("locks/engine.txt", lock_text(vllm="0.21.0"))
+    plan = planned(site, NVIDIA, platform="kylin-v10", engine_release="0.21.0")
+    assert plan.items[0].packages[0] == "nvidia-driver-580.95.05"
+    assert plan.pin is None
+
+
+def test_a_site_may_name_its_own_packages(site: Site) -> None:
+    plan = planned(site, {**NVIDIA, "packages": [f"nvidia-open-{580}"]})
+    assert plan.items[0].packages == ("nvidia-open-580=580.95.05-*",)
+
+
+def test_an_installer_is_named_with_its_digest(site: Site) -> None:
+    plan = planned(site, RUN, driver_reboot=True)
+    assert plan.items == (DriverPlan("nvidia", "580.95.05", (), URL, DIGEST),)
+    assert (plan.reboot, plan.pin) == (True, None)
+
+
+def test_the_order_is_the_catalogues_whatever_the_inventorys(site: Site) -> None:
+    ascend(site)
+    versions = {"cann-toolkit": "9.1.0", "ascend-firmware": "7.8.0", "ascend-driver": "25.5.0"}
+    asked = [
+        {"name": n, "version": v, "source": f"https://m.example.com/{n}.run", "sha256": DIGEST}
+        for n, v in versions.items()
+    ]
+    found = [item.name for item in planned(site, *asked).items]
+    assert found == ["ascend-driver", "ascend-firmware", "cann-toolkit"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "message"),
+    [
+        ({**NVIDIA, "name": "nvidea"}, "unknown driver"),
+        ({**NVIDIA, "version": 580.95}, "write it in quotes"),
+        ({**NVIDIA, "version": "latest"}, "version"),
+        ({**NVIDIA, "source": URL}, "sha256 is needed with the URL"),
+        ({**RUN, "sha256": "ab" * 33}, "64 hex digits"),
+        ({**RUN, "source": "ftp://m.example.com/x.run"}, "URL is needed"),
+        ({**NVIDIA, "sha256": DIGEST}, "sha256 belongs to a URL"),
+        ({**RUN, "packages": ["x"]}, "packages belong to source = 'packages'"),
+        ({**RUN, "name": "fabric-manager"}, "comes in packages only"),
+        ({**NVIDIA, "packages": ["a b"]}, "packages"),
+        ({**RUN, "version": "535.104.05"}, "550 or newer"),
+        ({"name": "cann-toolkit", "version": "9.1.0"}, "is for ascend accelerators"),
+        ({**NVIDIA, "version": "570.86.15"}, "580.65.06"),
+    ],
+)
+def test_what_cannot_be_installed_is_refused(
+    site: Site, driver: dict[str, Any], message: str
+) -> None:
+    assert message in refused(site, driver)
+
+
+def test_one_driver_twice_and_a_fabric_manager_of_another_version_are_refused(site: Site) -> None:
+    assert "nvidia is listed twice" in refused(site, NVIDIA, NVIDIA)
+    other = {**FABRIC, "version": "580.82.07"}
+    assert "both need one version" in refused(site, NVIDIA, other)
+
+
+def test_huaweis_software_comes_by_installer_only_and_in_the_engines_version(site: Site) -> None:
+    ascend(site)
+    toolkit = {"name": "cann-toolkit", "version": "8.5.0"}
+    assert "no packages for it with apt" in refused(site, toolkit)
+    installer = {**toolkit, "source": "https://m.example.com/cann.run", "sha256": DIGEST}
+    assert "needs 9.1" in refused(site, installer)
+
+
+def test_a_driver_whose_branch_has_ended_is_a_note(site: Site) -> None:
+    site.file("locks/engine.txt", lock_text(vllm="0.19.1"))
+    site.serving |= {"engine_release": "0.19.1", "drivers": [{**NVIDIA, "version": "535.104.05"}]}
+    assert any("535" in note for note in site.host_plan().notes)
+
+
+def test_every_installer_of_the_catalogue_can_be_installed_somehow() -> None:
+    vendors = {accelerator.vendor for accelerator in catalog.accelerators().values()}
+    for name, entry in catalog.installers().items():
+        assert entry.runs or entry.packages, name
+        assert entry.vendor in vendors, name
