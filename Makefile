@@ -25,6 +25,7 @@ check: $(VENV)/ready
 
 bench: $(VENV)/ready  ## the figures of the docs, measured here
 	$(PY) -m lab.bench
+	$(PY) -m lab.bench_models
 
 docs: $(VENV)/ready  ## the pages that are generated from the code
 	$(PY) -m fp8fleet.inventory_docs
