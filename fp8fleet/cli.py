@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from fp8fleet.fetch import human_bytes, standard_reporter
 from fp8fleet.inventory import load_fleet, parse_data
 from fp8fleet.locks import make_lock
 from fp8fleet.manifest_create import CreateOptions, create_manifest
+from fp8fleet.output import run, say
 from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile
 from fp8fleet.planner import make_plan
 from fp8fleet.secrets import SecretRef
@@ -30,26 +30,14 @@ from fp8fleet.session import limited
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code: 0 fine, 1 a failed check, 2 a wrong input."""
-    arguments = _parser().parse_args(argv)
-    handler: Callable[[argparse.Namespace], int] = arguments.func
-    try:
-        code = handler(arguments)
-        sys.stdout.flush()
-        return code
-    except OperatorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
-    except OSError as error:
-        # what a command itself reads and writes is checked where it does; this is its output
-        if not isinstance(error, BrokenPipeError):
-            print(f"error: the output cannot be written: {error}", file=sys.stderr)
-        # the reader has gone; without this, flushing at exit would complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    """Run the command line; returns its exit code (see `fp8fleet.output.run`)."""
+
+    def command() -> int:
+        arguments = _parser().parse_args(argv)
+        handler: Callable[[argparse.Namespace], int] = arguments.func
+        return handler(arguments)
+
+    return run(command)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,9 +153,9 @@ def _manifest_create(arguments: argparse.Namespace) -> int:
     with standard_reporter() as reporter:
         created = create_manifest(options, reporter)
     for note in created.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     manifest = created.manifest
-    print(
+    say(
         f"{created.path}: {len(manifest.files)} files, {human_bytes(manifest.total_bytes)},"
         f" revision {manifest.revision}, quantization {manifest.quantization}"
     )

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import sys
 
-from fp8fleet import hostcli
+
+def main() -> None:
+    """Run the command line and exit: 0 fine, 1 a failed check, 2 a wrong input, 130 interrupted."""
+    try:
+        from fp8fleet.output import leave
+
+        code = _run(sys.argv[1:])
+    except KeyboardInterrupt:
+        # While it was loaded; `fp8fleet.output.run` takes care of all others.
+        sys.exit(130)
+    leave(code)
 
 
-def main() -> int:
-    """Run the command line; returns its exit code: 0 fine, 1 a failed check, 2 a wrong input."""
-    arguments = sys.argv[1:]
+def _run(arguments: list[str]) -> int:
+    from fp8fleet import hostcli
+
     if (arguments[:1] and arguments[0] in hostcli.COMMANDS) or arguments[
         :2
     ] == hostcli.TORRENT_COMMAND:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from fp8fleet.fetch import (
     verify,
 )
 from fp8fleet.manifest import TORRENT, load_manifest
+from fp8fleet.output import leave, run, say
 from fp8fleet.secrets import SecretRef
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _fetch(arguments: argparse.Namespace) -> int:
         result = fetch(manifest, arguments.directory, arguments.source, options)
         findings = verify(manifest, arguments.directory, reporter=reporter)
     peers = f" and {human_bytes(result.bytes_from_peers)} from peers" if arguments.torrent else ""
-    _say(
+    say(
         f"{arguments.directory}: {len(result.fetched)} files fetched"
         f" ({human_bytes(result.bytes_received)} from sources{peers}"
         f" in {result.seconds:.0f} s), {len(result.kept)} kept"
@@ -194,7 +194,7 @@ def _seed(arguments: argparse.Namespace) -> int:
         FanOut(arguments.torrent, arguments.listen, tuple(arguments.peer)),
         arguments.rate_limit,
         stop,
-        _say,
+        say,
     )
     return 0
 
@@ -206,7 +206,7 @@ def _torrent(arguments: argparse.Namespace) -> int:
     path = arguments.manifest.with_name(TORRENT)
     with standard_reporter() as reporter:
         write_torrent(manifest, arguments.directory, path, reporter)
-    _say(str(path))
+    say(str(path))
     return 0
 
 
@@ -228,7 +228,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _show(findings: list[Finding]) -> int:
     for finding in findings:
-        print(f"{finding.severity}: {finding.file} {finding.message}: {finding.remedy}", flush=True)
+        say(f"{finding.severity}: {finding.file} {finding.message}: {finding.remedy}")
     return _exit_code(findings)
 
 
@@ -247,9 +247,9 @@ def _ready(arguments: argparse.Namespace) -> int:
         key = SecretRef("file", str(arguments.api_key_file)).resolve()
     url, model = arguments.url, arguments.model
     ready.wait_ready(
-        url, model, arguments.timeout, key, unit.why_dead, _say, last_line=unit.last_line
+        url, model, arguments.timeout, key, unit.why_dead, say, last_line=unit.last_line
     )
-    ready.warm_up(url, model, arguments.warm_up, key, unit.why_dead, _say)
+    ready.warm_up(url, model, arguments.warm_up, key, unit.why_dead, say)
     if arguments.marker is not None:
         ready.write_marker(arguments.marker, unit, model)
     return 0
@@ -266,12 +266,8 @@ def _check_marker(arguments: argparse.Namespace, unit: ready.Unit) -> int:
     return 0
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (0 fine, 1 failed, 2 wrong input)."""
+    """Run one command; returns its exit code (see `fp8fleet.output.run`)."""
     parser = Parser(prog="fp8fleet", description=__doc__)
     subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(
         required=True, metavar="COMMAND"
@@ -280,16 +276,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     group = subparsers.add_parser("manifest", help="what is made where a model's bytes are")
     made: argparse._SubParsersAction[Any] = group.add_subparsers(required=True, metavar="COMMAND")
     register_torrent(made)
-    arguments = parser.parse_args(argv)
-    try:
+
+    def command() -> int:
+        arguments = parser.parse_args(argv)
         return int(arguments.func(arguments))
-    except OperatorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted: run it again to go on", file=sys.stderr)
-        return 130
+
+    return run(command)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

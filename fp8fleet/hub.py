@@ -13,11 +13,13 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fp8fleet.errors import CheckFailed, OperatorError
-from fp8fleet.manifest import check_sha256, check_source
+from fp8fleet.manifest import LARGEST, check_sha256, check_source
 from fp8fleet.web import Refused, Web
 
 HUGGING_FACE = "https://huggingface.co"
 MODELSCOPE = "https://www.modelscope.cn"
+_MOST_PAGES = 200
+"""Of a tree; Hugging Face's own have up to 1000 files each."""
 _T = TypeVar("_T")
 
 
@@ -83,14 +85,14 @@ class _Told(BaseModel):
 
 class _Lfs(_Told):
     oid: Annotated[str, AfterValidator(lambda oid: check_sha256(oid.removeprefix("sha256:")))]
-    size: Annotated[int, Field(ge=0)]
+    size: Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class _Entry(_Told):
     type: str
     path: str
     oid: str
-    size: Annotated[int, Field(ge=0)] = 0
+    size: Annotated[int, Field(ge=0, le=LARGEST)] = 0
     lfs: _Lfs | None = None
 
 
@@ -102,10 +104,12 @@ def _hugging_face_file(entry: _Entry) -> HubFile:
 
 def _tree(web: Web, endpoint: str, model: str, commit: str) -> Iterator[_Entry]:
     url: str | None = f"{endpoint}/api/models/{model}/tree/{commit}?recursive=true"
-    asked = set()
+    asked: set[str] = set()
     while url is not None:
         if url in asked:
             raise CheckFailed(f"{url}: names itself as its next page")
+        if len(asked) == _MOST_PAGES:
+            raise CheckFailed(f"{url}: page {_MOST_PAGES + 1} of a list that does not end")
         asked.add(url)
         with explained(model, commit, endpoint):
             page, following = web.json(url)
@@ -115,7 +119,10 @@ def _tree(web: Web, endpoint: str, model: str, commit: str) -> Iterator[_Entry]:
 
 def _at(endpoint: str, url: str) -> str:
     """``url`` on the endpoint: mirrors pass Hugging Face's own addresses on unchanged."""
-    parts, own = urlsplit(url), urlsplit(endpoint)
+    try:
+        parts, own = urlsplit(url), urlsplit(endpoint)
+    except ValueError:
+        raise CheckFailed(f"{endpoint}: names a next page that is no address: {url!r}") from None
     path = parts.path if parts.path.startswith(own.path) else own.path + parts.path
     return urlunsplit((own.scheme, own.netloc, path, parts.query, ""))
 
@@ -159,7 +166,7 @@ def modelscope(web: Web, model: str, revision: str) -> Listing:
 class _ModelScopeFile(_Told):
     type: Annotated[str, Field(alias="Type")]
     path: Annotated[str, Field(alias="Path")]
-    size: Annotated[int, Field(alias="Size", ge=0)] = 0
+    size: Annotated[int, Field(alias="Size", ge=0, le=LARGEST)] = 0
     sha256: Annotated[
         str | None,
         Field(alias="Sha256"),

@@ -7,12 +7,13 @@ import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from fp8fleet.errors import OperatorError
+from fp8fleet.outside import check_web_address
 from fp8fleet.toml import parse_toml
 
 PARTIAL = ".partial"
@@ -23,7 +24,10 @@ TORRENT = "model.torrent"
 STAMP = ".fp8fleet-stamp.json"
 LOCK = ".fp8fleet-lock"
 INSPECTED = ".fp8fleet-inspected"
-RESERVED = frozenset({PARTIAL, PARTIAL_ORIGIN, QUARANTINE, STAMP, LOCK, INSPECTED})
+_WRITTEN = (STAMP, INSPECTED)
+RESERVED = frozenset(
+    {PARTIAL, PARTIAL_ORIGIN, QUARANTINE, LOCK, *_WRITTEN, *(f"{name}.new" for name in _WRITTEN)}
+)
 """Names at the top of a model directory that belong to the fetcher, not to the model."""
 
 
@@ -90,16 +94,29 @@ def check_source(value: str) -> str:
     """
     if not re.fullmatch(r"[\w.~:/?#@!&*+,;=%\[\]-]+", value):
         raise ValueError("a source URL must not hold spaces, quotes or control characters")
-    url = urlsplit(value)
+    try:
+        url = urlsplit(value)
+    except ValueError:
+        raise ValueError(f"{value!r}: its host is no name and no address") from None
     if "@" in url.netloc:
         raise ValueError("a source URL must not hold a login: use a token file")
     if url.query or url.fragment:
         raise ValueError(f"{value!r}: a source is a base URL, without '?' and '#'")
     if url.scheme in ("http", "https") and url.hostname:
+        try:
+            check_web_address(value)
+        except ValueError as error:
+            raise ValueError(f"{value!r}: {error}") from None
         return value.rstrip("/")
     if url.scheme == "file" and url.netloc in ("", "localhost") and url.path.startswith("/"):
+        if "\0" in unquote(url.path):
+            raise ValueError(f"{value!r}: no path holds a %00")
         return value.rstrip("/")
     raise ValueError(f"{value!r}: expected http://HOST/..., https://HOST/... or file:///PATH")
+
+
+LARGEST = 2**63 - 1
+"""Bytes that a file of Linux can have."""
 
 
 class _Strict(BaseModel):
@@ -111,7 +128,7 @@ class ManifestFile(_Strict):
 
     path: Annotated[str, AfterValidator(check_path)]
     """Path relative to the model directory and to every source."""
-    size: Annotated[int, Field(ge=0, strict=True)]
+    size: Annotated[int, Field(ge=0, le=LARGEST, strict=True)]
     """Bytes."""
     sha256: Annotated[str, AfterValidator(check_sha256)]
     """64 lower-case hex digits."""
@@ -231,6 +248,8 @@ def _message(error: ErrorDetails) -> str:
         return "is an unknown key: remove it or correct its name"
     if error["type"] == "greater_than_equal":
         return "is negative, expected bytes"
+    if error["type"] == "less_than_equal":
+        return "is larger than any file, expected bytes"
     message = error["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:] if message.startswith("Input") else message
 

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -29,9 +29,11 @@ from fp8fleet.manifest import (
     load_manifest,
     manifest_text,
 )
+from fp8fleet.outside import load_json
 from fp8fleet.quantization import quantization_name
 from fp8fleet.sums import parse_sums
 from fp8fleet.web import NoRanges, Web
+from fp8fleet.workers import workers
 
 MANIFEST = "manifest.toml"
 CONFIG = "config.json"
@@ -49,8 +51,19 @@ INCLUDED = (
     "tokenizer*",
 )
 """What an engine reads: weights, configuration, tokenizer."""
-LEFT_OUT = (".*", "*/.*", "*.lock", "README*", "original/*", "*.pth", "*.py", "*.bin.index.json")
-"""Left out although a pattern above may match: rubbish, pages, weights a second time, code."""
+LEFT_OUT = (
+    ".*",
+    "*/.*",
+    "*.lock",
+    "README*",
+    "original/*",
+    "*.pth",
+    "*.py",
+    "*.bin.index.json",
+    HEADERS,
+)
+"""Left out although a pattern above may match: rubbish, pages, weights a second time, code, and
+what this module itself writes beside a model's files."""
 
 _CHUNK = 1 << 20
 _MAX_READ = 64 << 20
@@ -162,6 +175,8 @@ def create_manifest(options: CreateOptions, reporter: Reporter) -> Created:
     read = {file.path: content for file, content in settled if content is not None}
     _check_index(found.place, read, manifest_files)
     quantization = quantization_name(_json_object(found.place, read, CONFIG))
+    if quantization is not None and not quantization.isprintable():
+        raise CheckFailed(f"{found.place.where(CONFIG)}: quantization {quantization!r}: no name")
     headers = _headers(found.place, manifest_files, reporter, notes)
     manifest = Manifest(
         name=options.name,
@@ -485,7 +500,7 @@ def _compare(where: str, kind: str, got: str, expected: str | None) -> None:
 
 def _json_object(place: _Place, read: dict[str, bytes], path: str) -> dict[str, Any]:
     try:
-        value = json.loads(read[path])
+        value = load_json(read[path])
     except ValueError as error:
         raise CheckFailed(f"{place.where(path)}: is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -550,14 +565,11 @@ def _content_revision(files: Sequence[ManifestFile]) -> str:
 
 def _parallel(threads: int, function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
     """The results in the order of the items; the first failure keeps the rest from starting."""
-    with ThreadPoolExecutor(threads) as pool:
+    with workers(threads) as pool:
         futures = [pool.submit(function, item) for item in items]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [future for future in futures if future.done() and future.exception()]
-            return [future.result() for future in failed or futures]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        wait(futures, return_when=FIRST_EXCEPTION)
+        failed = [future for future in futures if future.done() and future.exception()]
+        return [future.result() for future in failed or futures]
 
 
 # --- writing ------------------------------------------------------------------------------------

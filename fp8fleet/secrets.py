@@ -57,8 +57,10 @@ class SecretRef:
         if not secret:
             raise OperatorError(f"{self}: the secret is empty")
         # The value becomes one line of an environment file or of an HTTP header.
-        if not secret.isprintable():
-            raise OperatorError(f"{self}: the secret must be one line of printable characters")
+        if not (secret.isascii() and secret.isprintable()):
+            raise OperatorError(
+                f"{self}: the secret must be one line of printable ASCII characters"
+            )
         return secret
 
     def __str__(self) -> str:

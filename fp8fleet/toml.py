@@ -20,7 +20,10 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise OperatorError(f"{where}: not TOML: nested too deep") from None
+    except ValueError as error:
+        # The parser's own error, or Python's of a number with thousands of digits.
         raise OperatorError(f"{where}: not TOML: {error}") from None
 
 

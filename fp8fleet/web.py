@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from time import sleep
@@ -11,15 +10,25 @@ from urllib.parse import urlsplit, urlunsplit
 
 import requests
 
+from fp8fleet.client import (
+    Client,
+    Unreachable,
+    Untrusted,
+    Unusable,
+    reason_of,
+    retry_after,
+    root_cause,
+)
 from fp8fleet.errors import CheckFailed
 from fp8fleet.fetch import Reporter
 from fp8fleet.headers import what_instead
+from fp8fleet.outside import load_json, whole_number
 
 _CHUNK = 1 << 20
 _MAX_TEXT = 64 << 20
 """Bytes of a listing or a config.json; more is not one."""
-_TIMEOUT_S = (15, 60)
-"""To connect, and between two bytes."""
+_CONNECT_S = 15.0
+_SILENT_S = 60.0
 
 
 class NoRanges(Exception):
@@ -63,12 +72,14 @@ class Web:
             token: bearer token, sent to the hosts that are asked, not to where they redirect.
             retries: tries after the first for 429, 5xx and broken connections.
             backoff_s: the first wait, doubled from wait to wait.
+
+        Raises:
+            OperatorError: REQUESTS_CA_BUNDLE holds no authorities.
         """
         self._reporter = reporter
         self._retries = retries
         self._backoff_s = backoff_s
-        self._session = requests.Session()
-        self._session.auth = _Bearer(token)
+        self._client = Client(token, _CONNECT_S, _SILENT_S)
 
     def text(self, url: str) -> str:
         """A text, such as a list of checksums.
@@ -93,7 +104,7 @@ class Web:
         """
         body, response = self._whole(url, {}, _MAX_TEXT)
         try:
-            return json.loads(body), response.links.get("next", {}).get("url")
+            return load_json(body), response.links.get("next", {}).get("url")
         except ValueError:
             what = (what_instead(body) or ("", "what is not JSON"))[1]
             raise CheckFailed(
@@ -108,7 +119,7 @@ class Web:
         """
         try:
             with self._get("HEAD", url) as response:
-                length = _integer(response.headers.get("Content-Length"))
+                length = whole_number(response.headers.get("Content-Length"))
         except Refused as refused:
             # Some servers and signed addresses allow GET only.
             if refused.status not in (403, 405, 501):
@@ -117,7 +128,7 @@ class Web:
         if length is None:
             with self._get("GET", url, {"Range": "bytes=0-0"}) as response:
                 named = "Content-Length" if response.status_code == 200 else "Content-Range"
-                length = _integer(response.headers.get(named, "").rpartition("/")[2])
+                length = whole_number(response.headers.get(named, "").rpartition("/")[2])
         if length is None:
             raise CheckFailed(f"{url}: the server does not tell the file's size")
         return length
@@ -186,7 +197,7 @@ class Web:
                     raise CheckFailed(f"{url}: sends more than the {most} bytes expected")
                 yield chunk
         except requests.RequestException as error:
-            raise _Broken(url, _reason(error)) from None
+            raise _Broken(url, root_cause(error)) from None
 
     def _get(
         self, method: str, url: str, headers: dict[str, str] | None = None
@@ -194,22 +205,18 @@ class Web:
         """Ask, again after a while where the server or the connection fails for the moment."""
         for attempt in range(self._retries + 1):
             try:
-                response = self._session.request(
-                    method,
-                    url,
-                    # A compressed answer has another length and other offsets than the file.
-                    headers={"Accept-Encoding": "identity", **(headers or {})},
-                    stream=True,
-                    timeout=_TIMEOUT_S,
-                    allow_redirects=True,
-                )
-            except (requests.ConnectionError, requests.Timeout) as error:
-                if isinstance(error, requests.exceptions.SSLError) or attempt == self._retries:
-                    raise CheckFailed(f"{url}: {_reason(error)}") from None
-                self._wait(url, _reason(error), attempt, None)
+                response = self._client.ask(method, url, headers)
+            except Untrusted as error:
+                raise CheckFailed(
+                    f"{url}: {error}; a site's own authority needs REQUESTS_CA_BUNDLE"
+                ) from None
+            except Unusable as error:
+                raise CheckFailed(f"{url}: {error}") from None
+            except Unreachable as error:
+                if attempt == self._retries:
+                    raise CheckFailed(f"{url}: {error}") from None
+                self._wait(url, str(error), attempt, None)
                 continue
-            except requests.RequestException as error:
-                raise CheckFailed(f"{url}: {_reason(error)}") from None
             if response.status_code in (200, 206):
                 return response
             response.close()
@@ -218,48 +225,20 @@ class Web:
                 raise refused
             if attempt == self._retries:
                 raise refused
-            seconds = _integer(response.headers.get("Retry-After"))
-            self._wait(url, f"{response.status_code} {response.reason}", attempt, seconds)
+            self._wait(url, reason_of(response), attempt, retry_after(response))
         raise AssertionError("the last attempt returns or raises")
 
-    def _wait(self, url: str, why: str, attempt: int, asked_s: int | None) -> None:
-        seconds = min(60.0, max(self._backoff_s * 2**attempt, float(asked_s or 0)))
+    def _wait(self, url: str, why: str, attempt: int, asked_s: float | None) -> None:
+        seconds = min(60.0, max(self._backoff_s * 2**attempt, asked_s or 0.0))
         self._reporter.note(f"{url}: {why}: next try in {seconds:g} s")
         sleep(seconds)
 
 
 def _refused(url: str, response: requests.Response) -> Refused:
     status = response.status_code
-    said = f"{status} {response.reason}".strip()
     parts = urlsplit(response.url)
     where = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
     via = "" if where == url.partition("?")[0] else f" (from {where})"
-    return Refused(f"{url}: {said}{via}", status, response.headers.get("X-Error-Code"))
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost reason of a stack of wrapped errors, on one line."""
-    seen: BaseException = error
-    while True:
-        inner = getattr(seen, "reason", None) or next(iter(seen.args), None)
-        if not isinstance(inner, BaseException):
-            break
-        seen = inner
-    text = seen.strerror if isinstance(seen, OSError) and seen.strerror else str(seen)
-    return " ".join(str(text).split()) or type(seen).__name__
-
-
-class _Bearer(requests.auth.AuthBase):
-    """The token, or nothing: either way requests then leaves ~/.netrc alone."""
-
-    def __init__(self, token: str | None) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._token:
-            request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
+    return Refused(
+        f"{url}: {reason_of(response)}{via}", status, response.headers.get("X-Error-Code")
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 HOST_MODULES = (
     "architecture",
     "checkpoint",
+    "client",
     "errors",
     "fetch/__init__",
     "fetch/check",
@@ -32,6 +33,8 @@ HOST_MODULES = (
     "hostcli",
     "inspect_cli",
     "manifest",
+    "output",
+    "outside",
     "peers",
     "quantization",
     "quantized",
@@ -41,14 +44,18 @@ HOST_MODULES = (
     "seed",
     "tensor_parallel",
     "toml",
+    "workers",
 )
 """What `hostcli` imports, no more: a change of another module gives hosts no new file."""
 
 _MAIN = b"""import sys
 
-from fp8fleet.hostcli import main
-
-sys.exit(main())
+try:
+    from fp8fleet.hostcli import main
+    from fp8fleet.output import leave
+except KeyboardInterrupt:
+    sys.exit(130)
+leave(main())
 """
 
 

@@ -8,7 +8,6 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any, Literal
 from fp8fleet.fetch.disk import write_beside
 from fp8fleet.fetch.progress import Reporter
 from fp8fleet.manifest import RESERVED, STAMP, Manifest, ManifestFile
+from fp8fleet.outside import load_json
+from fp8fleet.workers import workers
 
 _CHUNK = 1 << 20
 
@@ -46,7 +47,7 @@ class Stamp:
         self._lock = threading.Lock()
         self._files: dict[str, dict[str, Any]] = {}
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            stored = json.loads(self._path.read_text(encoding="utf-8")).get("files")
+            stored = load_json(self._path.read_text(encoding="utf-8")).get("files")
             self._files = {str(path): dict(entry) for path, entry in stored.items()}
         self._changed = False
 
@@ -124,16 +125,12 @@ def check_files(
     with a large one at the end. Right ones that were hashed enter the stamp.
     """
     ordered = sorted(manifest.files, key=lambda file: -file.size)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with workers(len(os.sched_getaffinity(0))) as pool:
         checks = [
             (file, pool.submit(_check_file, directory, file, stamp, full, reporter))
             for file in ordered
         ]
-        try:
-            results = [(file, check.result()) for file, check in checks]
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        results = [(file, check.result()) for file, check in checks]
     return {file: finding for file, finding in results if finding is not None}
 
 
@@ -185,9 +182,17 @@ def hash_file(path: Path, file: ManifestFile, reporter: Reporter) -> str:
 
 def _extra_files(manifest: Manifest, directory: Path) -> Iterator[Finding]:
     named = {file.path for file in manifest.files}
-    for root, directories, files in os.walk(directory):
+    unseen: list[OSError] = []
+    for root, directories, files in os.walk(directory, onerror=unseen.append):
         if Path(root) == directory:
             directories[:] = [name for name in directories if name not in RESERVED]
+        for name in directories:
+            if (Path(root) / name).is_symlink():
+                path = (Path(root) / name).relative_to(directory).as_posix()
+                message = "is a symbolic link to a directory, which is not looked into"
+                yield Finding(
+                    "not-a-file", "error", path, message, "put the files themselves there"
+                )
         for name in files:
             path = (Path(root) / name).relative_to(directory).as_posix()
             if path in named or path in RESERVED:
@@ -198,3 +203,9 @@ def _extra_files(manifest: Manifest, directory: Path) -> Iterator[Finding]:
             else:
                 message = "is not in the manifest"
                 yield Finding("extra", "warning", path, message, "remove it if it is not wanted")
+    for error in unseen:
+        # A directory that is not there has no files: each of the manifest's is missing.
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            path = Path(error.filename).relative_to(directory).as_posix()
+            message = f"cannot be listed: {error.strerror}"
+            yield Finding("unreadable", "error", path, message, "check the disk and permissions")

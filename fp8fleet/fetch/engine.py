@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from fp8fleet.fetch.partial import Partial, describe
 from fp8fleet.fetch.progress import human_bytes
 from fp8fleet.fetch.run import Run
 from fp8fleet.manifest import LOCK, PARTIAL, PARTIAL_ORIGIN, QUARANTINE, Manifest, ManifestFile
+from fp8fleet.workers import workers
 
 _RESET_AFTER = 1 << 20
 """New bytes after which a source's failures are forgiven: a slow link may break many times."""
@@ -135,14 +136,13 @@ class _Fetch:
     def _each(self, files: list[ManifestFile], action: Callable[[ManifestFile], None]) -> None:
         """Run ``action`` on several files at once, large ones first; the first failure ends all."""
         ordered = sorted(files, key=lambda file: -file.size)
-        with ThreadPoolExecutor(self._options.threads) as pool:
+        with workers(self._options.threads) as pool:
             futures = [pool.submit(action, file) for file in ordered]
             try:
                 for future in as_completed(futures):
                     future.result()
             except BaseException:
                 self._run.stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
     def _missing(self) -> list[ManifestFile]:
@@ -150,6 +150,7 @@ class _Fetch:
         run = self._run
         found = check_files(self._manifest, self._directory, run.stamp, False, run.reporter)
         for file, finding in found.items():
+            self._refuse_links(file)
             path = self._directory / file.path
             if finding.code in ("not-a-file", "unreadable"):
                 raise CheckFailed(f"{path}: {finding.message}: {finding.remedy}")
@@ -158,6 +159,17 @@ class _Fetch:
                 path.replace(run.quarantine.path(file))
                 run.quarantine.note(file, finding.message, finding.got, "found in the directory")
         return list(found)
+
+    def _refuse_links(self, file: ManifestFile) -> None:
+        """Nothing of ``file`` may be written or moved through a link, out of the directory."""
+        for name in ("", PARTIAL, PARTIAL_ORIGIN, f"{QUARANTINE}/files"):
+            for parent in Path(name, file.path).parents:
+                link = self._directory / parent
+                if link != self._directory and link.is_symlink():
+                    raise CheckFailed(
+                        f"{link}: is a symbolic link, out of which nothing may be written:"
+                        " remove it, and put the files themselves there"
+                    )
 
     def _check_space(self, files: list[ManifestFile]) -> None:
         """What the disk holds already, older models among it, stays: only the rest counts."""

@@ -145,6 +145,9 @@ class _Reading:
             self._hand(Refused("may not be read: check the permissions"))
         except OSError as error:
             self._hand(Interrupted(f"cannot be read: {error.strerror}"))
+        except Exception as error:
+            # Whatever it is, who waits for this thread has to know.
+            self._hand(error)
 
     def _read(self, stream: io.FileIO) -> None:
         status = os.fstat(stream.fileno())

@@ -12,6 +12,7 @@ from fp8fleet.fetch.disk import fsync_directory, write_beside
 from fp8fleet.fetch.origin import Origin
 from fp8fleet.fetch.progress import Reporter, human_bytes
 from fp8fleet.manifest import PARTIAL, PARTIAL_ORIGIN, ManifestFile
+from fp8fleet.outside import is_header_value, load_json
 
 _CHUNK = 1 << 20
 
@@ -106,7 +107,8 @@ class Partial:
         """Take over what an earlier run left, if it can be the start of this file."""
         self._reporter.begin(self._file.path, self._file.size, 0)
         with suppress(OSError, ValueError, TypeError):
-            self._record = dict(json.loads(self._record_path.read_text(encoding="utf-8")))
+            record = dict(load_json(self._record_path.read_text(encoding="utf-8")))
+            self._record = {key: text for key, text in record.items() if is_header_value(text)}
         left = os.fstat(self._fd).st_size
         if not left:
             return

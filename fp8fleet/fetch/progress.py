@@ -6,13 +6,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO
+
+from fp8fleet.outside import plain
 
 
 def human_bytes(count: float) -> str:
     """``4900000000`` as ``4.9 GB`` (decimal units)."""
+    if count >= 10**21:
+        # An integer from outside may be larger than any float.
+        return "over 1000000000 TB"
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -21,7 +26,10 @@ def human_bytes(count: float) -> str:
 
 
 class Reporter:
-    """Is told what happens, from several threads. This one shows nothing."""
+    """Is told what happens, from several threads. This one shows nothing.
+
+    None of them raises where nothing can be shown: the work goes on.
+    """
 
     def begin(self, label: str, size: int, done: int) -> None:
         """``label`` has ``done`` of ``size`` bytes; called again when it starts over."""
@@ -99,7 +107,8 @@ class PlainReporter(Reporter):
                     shown.last, shown.last_done = now, shown.done
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        with suppress(OSError):
+            print(plain(line), file=self._stream, flush=True)
 
 
 def _rate(count: int, seconds: float) -> str:
@@ -138,7 +147,8 @@ class RichReporter(Reporter):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
+        with suppress(OSError):
+            self._progress.stop()
 
     def begin(self, label: str, size: int, done: int) -> None:
         if label in self._tasks:
@@ -153,7 +163,8 @@ class RichReporter(Reporter):
         self.note(f"{label} {outcome}")
 
     def note(self, line: str) -> None:
-        self._progress.console.print(line, markup=False, highlight=False)
+        with suppress(OSError):
+            self._progress.console.print(plain(line), markup=False, highlight=False)
 
 
 @contextmanager

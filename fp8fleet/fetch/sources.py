@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import requests
-
+from fp8fleet.client import Client
 from fp8fleet.errors import OperatorError
 from fp8fleet.fetch.options import FetchOptions
 from fp8fleet.fetch.origin import FileOrigin, Origin
-from fp8fleet.fetch.web import Bearer, HttpOrigin
+from fp8fleet.fetch.web import HttpOrigin
 from fp8fleet.manifest import check_source
 from fp8fleet.secrets import SecretRef
 
@@ -20,29 +19,30 @@ def open_sources(urls: tuple[str, ...], options: FetchOptions) -> Iterator[list[
     """The origins in the order to try.
 
     Raises:
-        OperatorError: no source, a bad source, a missing CA bundle or token.
+        OperatorError: no source; a source, a proxy, a CA bundle or a token that is none.
     """
     if not urls:
         raise OperatorError("no source to fetch from: give --source or `sources` in the manifest")
-    if options.ca_bundle is not None and not options.ca_bundle.is_file():
-        raise OperatorError(f"CA bundle {options.ca_bundle}: no such file")
     token = None
     if options.token_file is not None:
         token = SecretRef("file", str(options.token_file)).resolve()
-    with requests.Session() as session:
-        session.auth = Bearer(token)
-        session.max_redirects = 10
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=options.threads)
-        session.mount("http://", adapter)
-        session.mount("https://", adapter)
-        yield [_origin(url, session, options) for url in urls]
+    client = Client(
+        token,
+        options.connect_timeout_s,
+        options.stall_s,
+        options.threads,
+        options.proxy,
+        options.ca_bundle,
+    )
+    with client:
+        yield [_origin(url, client, options) for url in urls]
 
 
-def _origin(url: str, session: requests.Session, options: FetchOptions) -> Origin:
+def _origin(url: str, client: Client, options: FetchOptions) -> Origin:
     try:
         base = check_source(url)
     except ValueError as error:
         raise OperatorError(f"source {error}") from None
     if base.startswith("file:"):
         return FileOrigin(base, options.stall_s)
-    return HttpOrigin(base, session, options)
+    return HttpOrigin(base, client, options)

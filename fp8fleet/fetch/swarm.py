@@ -19,6 +19,7 @@ from fp8fleet.fetch.run import Run, Stopped
 from fp8fleet.fetch.shares import GRACE_S, PATIENCE_S, Shares
 from fp8fleet.manifest import PARTIAL, PARTIAL_ORIGIN, QUARANTINE, ManifestFile
 from fp8fleet.peers import Exchange, Piece, Site, load_torrent
+from fp8fleet.workers import workers
 
 _TICK_S = 0.2
 _RECONNECT_S = 2.0
@@ -103,24 +104,19 @@ class _Swarm:
         return [file for file in self._missing if self._state.get(file.path) != "here"]
 
     def _with_sources(self, exchange: Exchange) -> None:
-        asking = [
-            threading.Thread(target=self._ask_sources, args=(exchange,))
-            for _ in range(self._run.options.threads)
-        ]
-        for thread in asking:
-            thread.start()
-        try:
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        threads = self._run.options.threads
+        with workers(threads) as asking, workers(len(os.sched_getaffinity(0))) as pool:
+            for _ in range(threads):
+                asking.submit(self._ask_sources, exchange)
+            try:
                 self._until_here(exchange, pool)
-        except BaseException:
-            self._run.stop.set()
-            raise
-        finally:
-            with self._lock:
-                self._over = True
-                self._lock.notify_all()
-            for thread in asking:
-                thread.join()
+            except BaseException:
+                self._run.stop.set()
+                raise
+            finally:
+                with self._lock:
+                    self._over = True
+                    self._lock.notify_all()
 
     def _exchange(self) -> Exchange:
         directory = self._run.directory

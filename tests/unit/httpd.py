@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 HTML = b"<!DOCTYPE html>\n<html><body>Please log in</body></html>\n"
@@ -29,6 +28,30 @@ class Request:
 
 Answer = Callable[["Handler"], None]
 """Answers one request."""
+
+
+class Running(ThreadingHTTPServer):
+    """A server on a free port, in threads, for the time of a ``with``; ``owner`` says of what."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, owner: Any, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.owner = owner
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,))
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away are part of the tests."""
 
 
 class Server:
@@ -52,14 +75,12 @@ class Server:
         self.released = threading.Event()
         """Set at the end, so that stalled answers end with the server."""
         self._lock = threading.Lock()
-        self._httpd = _Httpd(("127.0.0.1", 0), Handler)
-        self._httpd.owner = self
+        self._httpd = Running(self, Handler)
         self._scheme = "https" if tls else "http"
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*tls)
             self._httpd.socket = context.wrap_socket(self._httpd.socket, server_side=True)
-        self._thread = threading.Thread(target=self._httpd.serve_forever, args=(0.05,))
 
     @property
     def url(self) -> str:
@@ -88,28 +109,12 @@ class Server:
         return self.always.get(path, serve_file)
 
     def __enter__(self) -> Server:
-        self._thread.start()
+        self._httpd.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.released.set()
-        self._httpd.shutdown()
-        self._thread.join()
-        self._httpd.server_close()
-
-
-class _Httpd(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    owner: Server
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are part of the tests."""
+        self._httpd.__exit__()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -120,9 +125,12 @@ class Handler(BaseHTTPRequestHandler):
     @property
     def owner(self) -> Server:
         """The server with files and faults."""
-        return cast(_Httpd, self.server).owner
+        return cast(Server, cast(Running, self.server).owner)
 
     def do_GET(self) -> None:
+        self._answer()
+
+    def do_CONNECT(self) -> None:
         self._answer()
 
     def do_POST(self) -> None:
@@ -209,6 +217,46 @@ def status(code: int, body: bytes = b"sorry\n", **headers: str | int) -> Answer:
 def redirect(url: str) -> Answer:
     """302 to ``url``."""
     return status(302, b"", Location=url)
+
+
+def redirect_with_a_body_without_end(url: str) -> Answer:
+    """302 to ``url``, and bytes for as long as somebody takes them."""
+
+    def answer(handler: Handler) -> None:
+        handler.close_connection = True
+        handler.start(302, Location=url)
+        while not handler.owner.released.is_set():
+            handler.send(bytes(_PIECE))
+
+    return answer
+
+
+def head_without_end(start: bytes, line: bytes) -> Answer:
+    """``start``, then ``line`` again and again, never silent for long, and never a body."""
+
+    def answer(handler: Handler) -> None:
+        handler.close_connection = True
+        handler.wfile.write(start)
+        while not handler.owner.released.wait(0.02):
+            handler.wfile.write(line)
+
+    return answer
+
+
+def silent(handler: Handler) -> None:
+    """Not a byte."""
+    handler.close_connection = True
+    handler.owner.released.wait(120)
+
+
+def raw(text: bytes) -> Answer:
+    """These bytes and the end of the connection."""
+
+    def answer(handler: Handler) -> None:
+        handler.close_connection = True
+        handler.wfile.write(text)
+
+    return answer
 
 
 def cut_after(count: int) -> Answer:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
 from typing import Any, cast
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from httpd import Running
 
 MODEL = "acme/tiny-FP8"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -124,16 +124,20 @@ class Hub:
     """Entries of the tree that are told otherwise, by path."""
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     """Answers in place of the ordinary ones, by path."""
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
+    """More headers of these answers."""
+    endless: bool = False
+    """The tree goes on for ever, without files."""
     broken: int = 0
     """How many ranges end early first."""
     busy: int = 0
     """How many requests get 503 first."""
+    retry_after: str = "0"
+    """What 503 says of the next try."""
     asked: list[Asked] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._httpd = _Httpd(("127.0.0.1", 0), _Handler)
-        self._httpd.hub = self
-        self._thread = threading.Thread(target=self._httpd.serve_forever, args=(0.05,))
+        self._httpd = Running(self, _Handler)
 
     @property
     def url(self) -> str:
@@ -145,18 +149,11 @@ class Hub:
         return [urlsplit(asked.url).path for asked in self.asked if asked.method == method]
 
     def __enter__(self) -> Hub:
-        self._thread.start()
+        self._httpd.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._httpd.shutdown()
-        self._thread.join()
-        self._httpd.server_close()
+    def __exit__(self, *exc: object) -> None:
+        self._httpd.__exit__()
 
     def is_lfs(self, path: str) -> bool:
         """Whether the hub keeps the file in LFS."""
@@ -195,21 +192,12 @@ class Hub:
         } | self.listed.get(path, {})
 
 
-class _Httpd(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    hub: Hub
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are part of the tests."""
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     @property
     def hub(self) -> Hub:
-        return cast(_Httpd, self.server).hub
+        return cast(Hub, cast(Running, self.server).owner)
 
     def do_GET(self) -> None:
         self._answer()
@@ -227,10 +215,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         if hub.busy:
             hub.busy -= 1
-            self._send(503, b"busy", {"Retry-After": "0"})
+            self._send(503, b"busy", {"Retry-After": hub.retry_after})
         elif path in hub.answers:
             status, body = hub.answers[path]
-            self._send(status, body)
+            self._send(status, body, hub.headers.get(path))
         elif self.command == "HEAD" and not hub.head:
             self._send(405, b"")
         elif hub.private and not path.startswith("/cdn/") and not self._has_token():
@@ -264,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
         at = int(asked.get("cursor", ["0"])[0])
         entries = self.hub.tree()
         following = {}
-        if at + self.hub.page < len(entries):
+        if at + self.hub.page < len(entries) or self.hub.endless:
             host = self.hub.next_host or self.hub.url
             query = f"recursive=true&cursor={at + self.hub.page}"
             following = {"Link": f'<{host}{url.path}?{query}>; rel="next"'}

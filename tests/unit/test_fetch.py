@@ -10,9 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def _no_proxy_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "requests_ca_bundle", "curl_ca_bundle"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
@@ -56,6 +58,18 @@ def _no_proxy_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def server() -> Iterator[httpd.Server]:
     with httpd.Server({NAME: BODY}) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of localhost, which signs itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    pair = folder / "ca.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-keyout", str(pair[1]), "-out", str(pair[0])]
+    subprocess.run(command, check=True, capture_output=True)
+    return pair
 
 
 class Notes(Reporter):
@@ -554,6 +568,76 @@ def test_redirects_in_a_circle_are_refused(tmp_path: Path, server: httpd.Server)
     assert "redirects without end" in failure(tmp_path, server.url)
 
 
+NO_ADDRESSES = [
+    "http://[::1",
+    "http://a..b/x",
+    "http://" + "a" * 300 + "/x",
+    "http://localhost:999999/x",
+    "http://a b/x",
+    "http://*/x",
+    "mailto:x",
+    "http://localhost/\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+def test_a_redirect_to_no_address_leaves_the_next_source(
+    tmp_path: Path, server: httpd.Server, address: str
+) -> None:
+    server.always[NAME] = httpd.redirect(address)
+    notes = Notes()
+    with httpd.Server({NAME: BODY}) as second:
+        fetch(tmp_path, server.url, second.url, reporter=notes)
+    assert f"{server.url}: redirects to what is no web address:" in notes.lines[0]
+    assert len(server.requests) == 1
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+def test_the_body_of_a_redirect_is_not_read(tmp_path: Path, server: httpd.Server) -> None:
+    with httpd.Server({NAME: BODY}) as store:
+        server.always[NAME] = httpd.redirect_with_a_body_without_end(f"{store.url}/{NAME}")
+        fetch(tmp_path, server.url)
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "9" * 5000])
+def test_a_length_of_absurd_digits_is_no_length(
+    tmp_path: Path, server: httpd.Server, digits: str
+) -> None:
+    server.answers[NAME] = [
+        httpd.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\n\r\n%s" % pair)
+        for pair in [(digits.encode(), BODY)]
+    ]
+    fetch(tmp_path, server.url)
+    assert (tmp_path / NAME).read_bytes() == BODY
+
+
+def test_a_range_of_absurd_digits_is_another_range(tmp_path: Path, server: httpd.Server) -> None:
+    interrupted(tmp_path, server, 100_000)
+    span = f"bytes {'9' * 5000}-5/{'9' * 5000}"
+    server.answers[NAME] = [httpd.status(206, BODY, Content_Range=span)]
+    fetch(tmp_path, server.url)
+    assert server.ranges() == ["bytes=100000-", None]
+
+
+def test_what_a_server_says_moves_no_cursor_and_forges_no_line(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.always[NAME] = httpd.raw(b"HTTP/1.1 404 \x1b[31mred\r\nContent-Length: 0\r\n\r\n")
+    assert r"404 \x1b[31mred" in failure(tmp_path, server.url)
+    server.always[NAME] = httpd.raw(b"\x1b[2J\xff\x00" * 100 + b"\r\n")
+    message = failure(tmp_path, server.url, retries=0)
+    assert r"answers with no HTTP: \x1b[2J" in message
+    assert message.isprintable()
+
+
+def test_an_answer_that_says_it_is_not_compressed_is_not(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.always[NAME] = httpd.status(200, BODY, Content_Encoding="Identity")
+    fetch(tmp_path, server.url)
+
+
 # --- failures that pass -------------------------------------------------------------------------
 
 
@@ -586,6 +670,26 @@ def test_a_pause_until_a_date_is_kept_too(tmp_path: Path, server: httpd.Server) 
     fetch(tmp_path, server.url, sleep=pauses.append)
     assert 25 < pauses[0] <= 30
     assert pauses[1:] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 400,
+        "9" * 5000,
+        "Mon, 1 Jan 99999999999999999999 00:00:00 GMT",
+        "Mon, 1 Jan 0001 00:00:00 GMT",
+        "-1",
+        "",
+    ],
+)
+def test_a_pause_that_is_none_is_the_ordinary_one(
+    tmp_path: Path, server: httpd.Server, text: str
+) -> None:
+    server.answers[NAME] = [httpd.status(429, Retry_After=text)]
+    pauses: list[float] = []
+    fetch(tmp_path, server.url, sleep=pauses.append)
+    assert pauses == [1]
 
 
 def test_a_server_that_stays_broken_is_left_for_the_next(
@@ -628,6 +732,33 @@ def test_a_trickling_server_is_cut_off_and_resumed(tmp_path: Path, server: httpd
     fetch(tmp_path, server.url, stall_s=0.4, reporter=notes)
     assert "stalled:" in notes.lines[0]
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("start", "line"),
+    [(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n")],
+)
+def test_a_head_without_end_is_cut_off(
+    tmp_path: Path, server: httpd.Server, certificate: tuple[Path, Path], start: bytes, line: bytes
+) -> None:
+    notes = Notes()
+    server.answers[NAME] = [httpd.head_without_end(start, line)]
+    fetch(tmp_path / "plain", server.url, stall_s=0.4, reporter=notes)
+    with httpd.Server({NAME: BODY}, tls=certificate) as secure:
+        secure.answers[NAME] = [httpd.head_without_end(start, line)]
+        url = secure.url.replace("127.0.0.1", "localhost")
+        secured = tmp_path / "secure"
+        fetch(secured, url, stall_s=0.4, reporter=notes, ca_bundle=certificate[0])
+    told = [line for line in notes.lines if "stalled: no answer in 0.4 s: next try" in line]
+    assert len(told) == 2
+
+
+def test_a_proxy_that_never_ends_its_head_is_cut_off(tmp_path: Path, server: httpd.Server) -> None:
+    server.always["origin.invalid:443"] = httpd.head_without_end(
+        b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"
+    )
+    arguments = {"proxy": server.url, "connect_timeout_s": 0.4, "retries": 0}
+    assert "(1 tries)" in failure(tmp_path, "https://origin.invalid", **arguments)
 
 
 def test_a_share_that_hangs_when_opened_is_left_for_the_next_source(
@@ -763,23 +894,136 @@ def test_401_points_at_the_token(tmp_path: Path, server: httpd.Server) -> None:
 
 
 def test_a_missing_ca_bundle_is_the_operators_error(tmp_path: Path) -> None:
-    with pytest.raises(OperatorError, match=r"CA bundle .*nowhere\.pem: no such file"):
+    with pytest.raises(OperatorError, match=r"--ca-bundle .*nowhere\.pem: cannot be read: No such"):
         fetch(tmp_path, "https://127.0.0.1:1", ca_bundle=tmp_path / "nowhere.pem")
 
 
-def test_a_sites_own_authority_needs_its_bundle(tmp_path: Path, server: httpd.Server) -> None:
-    certificate, key = tmp_path / "ca.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    with httpd.Server({NAME: BODY}, tls=(certificate, key)) as secure:
+def test_a_sites_own_authority_needs_its_bundle(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    with httpd.Server({NAME: BODY}, tls=certificate) as secure:
         url = secure.url.replace("127.0.0.1", "localhost")
         message = failure(tmp_path / "m", url)
         assert "TLS: self-signed certificate" in message
         assert "--ca-bundle" in message
-        fetch(tmp_path / "m", url, ca_bundle=certificate)
+        fetch(tmp_path / "m", url, ca_bundle=certificate[0])
     assert (tmp_path / "m" / NAME).read_bytes() == BODY
+
+
+def wrong_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The line that refuses a command line, with exit code 2 and before any request."""
+    manifest = write_manifest(tmp_path, {NAME: BODY}, "https://127.0.0.1:1")
+    assert hostcli.main(["fetch", str(manifest), str(tmp_path / "m"), *arguments]) == 2
+    shown = capsys.readouterr()
+    assert "next try" not in shown.out
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+    return shown.err.removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://[::1",
+        "http://",
+        "socks5://127.0.0.1:1",
+        "http://a:hunter2@127.0.0.1:99999",
+        "notaurl",
+        "http://a..b",
+        "http://a:hunter2@h:x",
+        "http://a:hunter2\u2100@h",
+    ],
+)
+def test_a_proxy_that_is_none_is_the_operators_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], proxy: str
+) -> None:
+    message = wrong_input(tmp_path, capsys, "--proxy", proxy)
+    assert message.startswith("--proxy: ")
+    assert "http://[USER:PASSWORD@]HOST[:PORT]" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY", "all_proxy"])
+@pytest.mark.parametrize("proxy", ["http://[bad", "socks5://127.0.0.1:1", "proxy.site:99999"])
+def test_a_proxy_of_the_environment_that_is_none_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    proxy: str,
+) -> None:
+    monkeypatch.setenv(name, proxy)
+    assert wrong_input(tmp_path, capsys).startswith(f"{name.lower()}: ")
+
+
+def test_a_proxy_of_the_environment_for_others_does_not_matter(
+    tmp_path: Path, server: httpd.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://[bad")
+    fetch(tmp_path / "a", server.url)
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    fetch(tmp_path / "b", server.url)
+
+
+def test_a_proxy_of_the_environment_may_be_named_without_a_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with httpd.Server({f"http://origin.invalid/{NAME}": BODY}) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removeprefix("http://"))
+        fetch(tmp_path, "http://origin.invalid")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["http://h:99999/", "http://a..b/", "http://[::1", "http://" + "a" * 64, "file:///tmp/%00x"],
+)
+def test_a_source_that_is_none_is_the_operators_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    assert wrong_input(tmp_path, capsys, "--source", source).startswith(f"source '{source}': ")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+@pytest.mark.parametrize("named_by", ["--ca-bundle", "REQUESTS_CA_BUNDLE"])
+def test_a_bundle_that_holds_no_authority_is_the_operators_error(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    named_by: str,
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    if content is not None:
+        bundle.write_bytes(content)
+    arguments = [named_by, str(bundle)] if named_by == "--ca-bundle" else []
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(bundle))
+    message = wrong_input(tmp_path, capsys, *arguments)
+    assert message.startswith(f"{named_by} {bundle}: ")
+
+
+def test_a_token_that_no_header_can_carry_is_the_operators_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("geheim→")
+    token.chmod(0o600)
+    message = wrong_input(tmp_path, capsys, "--token-file", str(token))
+    assert "one line of printable ASCII" in message
+    assert "geheim" not in message
+
+
+def test_whatever_ends_the_reading_of_a_share_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / NAME).write_bytes(BODY)
+
+    def broken(self: origin._Reading, stream: io.FileIO) -> None:
+        raise ValueError("surprise")
+
+    monkeypatch.setattr(origin._Reading, "_read", broken)
+    with pytest.raises(ValueError, match="surprise"):
+        fetch(tmp_path / "m", tmp_path.as_uri())
 
 
 # --- disks and locks ----------------------------------------------------------------------------
@@ -845,6 +1089,43 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckFailed, match="Not a directory"):
         fetch(tmp_path / "file" / "m", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("there", [None, OTHER])
+@pytest.mark.parametrize("link", ["sub", ".partial", ".quarantine", ".partial-origin"])
+def test_nothing_is_written_through_a_link(
+    tmp_path: Path, server: httpd.Server, link: str, there: bytes | None
+) -> None:
+    files = {"sub/a.bin": BODY}
+    server.files = files
+    directory, elsewhere = tmp_path / "m", tmp_path / "elsewhere"
+    directory.mkdir()
+    elsewhere.mkdir()
+    (directory / link).symlink_to(elsewhere)
+    if there is not None:
+        (directory / "sub").mkdir(exist_ok=True)
+        (directory / "sub/a.bin").write_bytes(there)
+    before = sorted(elsewhere.rglob("*"))
+    with pytest.raises(CheckFailed, match=rf"m/{link}: is a symbolic link"):
+        fetch(directory, server.url, files=files)
+    assert sorted(elsewhere.rglob("*")) == before
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "validator",
+    ['"→"', "5", "[1]", r'"a\nb"', "[" * 100_000],
+)
+def test_a_damaged_note_of_where_bytes_came_from_costs_no_source(
+    tmp_path: Path, server: httpd.Server, validator: str
+) -> None:
+    interrupted(tmp_path, server, 100_000)
+    text = f'{{"sha256": "{sha(BODY)}", "source": "{server.url}"'
+    text += f', "validator": {validator}}}'
+    (tmp_path / ".partial-origin" / NAME).write_text(text)
+    fetch(tmp_path, server.url, retries=0)
+    assert len(server.requests) == 1
+    assert "if-range" not in server.requests[0].headers
 
 
 def test_two_fetches_into_one_directory_exclude_each_other(
@@ -943,6 +1224,58 @@ def test_verify_reports_what_the_manifest_does_not_name(tmp_path: Path) -> None:
     ]
 
 
+def test_verify_says_what_it_may_not_look_into() -> None:
+    """Its files may be readable by name and others there all the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        directory.chmod(0o711)
+        (directory / "sub").mkdir()
+        for name in ("a", "evil.safetensors", "sub/b"):
+            (directory / name).write_bytes(b"a")
+        (directory / "sub").chmod(0o311)
+        directory.chmod(0o311)
+        with nobody():
+            found = verify(manifest_of({"a": b"a", "sub/b": b"a"}), directory)
+        assert [(finding.file, finding.code, finding.severity) for finding in found] == [
+            (".", "unreadable", "error")
+        ]
+        directory.chmod(0o755)
+        (directory / "evil.safetensors").unlink()
+        with nobody():
+            found = verify(manifest_of({"a": b"a", "sub/b": b"a"}), directory)
+        assert [(finding.file, finding.code) for finding in found] == [("sub", "unreadable")]
+        (directory / "sub").chmod(0o755)
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Without root's rights, where the tests run with them."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_verify_says_that_it_does_not_look_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/evil.safetensors").write_bytes(b"x")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/a").write_bytes(b"a")
+    (tmp_path / "m/sub").symlink_to(tmp_path / "elsewhere")
+    assert codes(manifest_of({"a": b"a"}), tmp_path / "m") == {"sub": "not-a-file"}
+
+
+@pytest.mark.parametrize("name", [".fp8fleet-stamp.json.new", ".fp8fleet-inspected.new"])
+def test_what_a_kill_left_of_our_own_is_no_extra_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / name).write_bytes(b"{")
+    assert codes(manifest_of({"a": b"a"}), tmp_path) == {}
+
+
 def test_a_file_changed_behind_the_stamp_is_hashed_again(
     tmp_path: Path, server: httpd.Server
 ) -> None:
@@ -983,7 +1316,7 @@ def test_a_stamp_of_a_directory_that_is_not_whole_names_no_manifest(tmp_path: Pa
     assert json.loads((tmp_path / ".fp8fleet-stamp.json").read_text())["manifest"] is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"a": 1}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"a": 1}}', "[" * 100_000])
 def test_a_damaged_stamp_only_costs_hashing(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_bytes(BODY)
     (tmp_path / ".fp8fleet-stamp.json").write_text(text)
@@ -1002,6 +1335,7 @@ def test_the_same_file_under_another_manifest_is_hashed_again(tmp_path: Path) ->
 def test_bytes_are_shown_in_decimal_units() -> None:
     shown = [human_bytes(count) for count in (0, 999, 1000, 4_900_000_000, 2_000_000_000_000)]
     assert shown == ["0 B", "999 B", "1.0 kB", "4.9 GB", "2.0 TB"]
+    assert human_bytes(10**400) == "over 1000000000 TB"
 
 
 def test_plain_progress_prints_while_it_waits_and_at_the_end() -> None:

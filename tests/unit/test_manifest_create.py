@@ -30,7 +30,8 @@ STORED = ["config.json", "generation_config.json", "headers.json", "manifest.tom
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty project, no settings of the machine, no waits."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HF_TOKEN", "HF_ENDPOINT", "MODELSCOPE_DOMAIN", "HTTP_PROXY", "http_proxy"):
+    names = ("HF_TOKEN", "HF_ENDPOINT", "MODELSCOPE_DOMAIN", "HTTP_PROXY", "http_proxy")
+    for name in (*names, "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("fp8fleet.web.sleep", lambda seconds: None)
 
@@ -113,6 +114,15 @@ def test_a_directory_becomes_a_manifest_with_all_that_is_known(directory: Path) 
     created = create(directory=directory, sources=("https://mirror.example/tiny/",))
     assert_whole(created, model_files())
     assert created.manifest.sources == ("https://mirror.example/tiny",)
+
+
+def test_what_the_command_wrote_is_no_part_of_the_model(directory: Path) -> None:
+    shutil.copytree(directory, "models/tiny")
+    first = create(directory=Path("models/tiny"))
+    texts = {name: (Path("models/tiny") / name).read_bytes() for name in STORED}
+    second = create(directory=Path("models/tiny"), force=True)
+    assert second.manifest == first.manifest
+    assert {name: (Path("models/tiny") / name).read_bytes() for name in STORED} == texts
 
 
 def test_the_same_files_give_the_same_bytes(directory: Path, tmp_path: Path) -> None:
@@ -437,6 +447,70 @@ def test_a_hub_that_stays_busy_is_named(hub: Hub) -> None:
     assert len(hub.asked) == 5
 
 
+REVISION = f"/api/models/{MODEL}/revision/main"
+TREE = f"/api/models/{MODEL}/tree/{COMMIT}"
+
+
+@pytest.mark.parametrize("path", [REVISION, TREE, f"/{MODEL}/resolve/{COMMIT}/config.json"])
+def test_json_that_is_nested_too_deep_is_none(hub: Hub, path: str) -> None:
+    deep = b"[" * 100_000
+    hub.answers[path] = (200, deep)
+    hub.listed["config.json"] = {"size": len(deep), "oid": git_blob(deep)}
+    assert "not JSON" in refusal(hub=MODEL)
+
+
+def git_blob(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0%s" % (len(content), content)).hexdigest()
+
+
+def test_an_index_that_is_nested_too_deep_is_none(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_bytes(b"[" * 100_000)
+    assert "is not JSON: nested too deep" in refusal(directory=directory)
+
+
+@pytest.mark.parametrize("pause", ["9" * 400, "9" * 5000, "Mon, 1 Jan 99999999999 00:00:00 GMT"])
+def test_a_hub_that_names_an_absurd_pause_is_asked_again(hub: Hub, pause: str) -> None:
+    hub.busy, hub.retry_after = 2, pause
+    assert_whole(create(hub=MODEL), hub.files)
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://a..b/x", "ftp://h/x"])
+def test_a_hub_that_redirects_to_no_address_is_named(hub: Hub, address: str) -> None:
+    hub.answers[REVISION], hub.headers[REVISION] = (302, b""), {"Location": address}
+    assert f"redirects to what is no web address: '{address}'" in refusal(hub=MODEL)
+
+
+def test_a_next_page_that_is_no_address_is_refused(hub: Hub) -> None:
+    hub.page, hub.next_host = 1, "http://[::1"
+    assert "names a next page that is no address" in refusal(hub=MODEL)
+
+
+def test_a_tree_without_end_is_refused(hub: Hub) -> None:
+    hub.endless = True
+    assert "page 201 of a list that does not end" in refusal(hub=MODEL)
+
+
+@pytest.mark.parametrize("size", [10**300, 2**63])
+def test_a_listed_size_that_no_file_has_is_refused(hub: Hub, size: int) -> None:
+    hub.listed["config.json"] = {"size": size}
+    assert "not a listing of files: " in refusal(hub=MODEL)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\x1b[31m", "a\nb"])
+def test_a_quantization_that_is_no_name_is_refused(directory: Path, name: str) -> None:
+    (directory / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": name}})
+    )
+    assert refusal(directory=directory).endswith("no name")
+
+
+def test_a_bundle_of_the_environment_that_is_none_is_named(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nope")
+    assert refusal(OperatorError, hub=MODEL).startswith("REQUESTS_CA_BUNDLE /nope: cannot be read")
+
+
 def test_a_hub_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert "Connection refused" in refusal(hub=MODEL)
@@ -607,6 +681,25 @@ def test_the_token_comes_from_the_environment_or_a_0600_file(
     assert "mode 0644" in err
 
 
+def test_a_token_that_no_header_can_carry_is_refused(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "geheim→")
+    code, _, err = run(capsys, "--hub", MODEL)
+    assert code == 2
+    assert err.startswith("error: env:HF_TOKEN: the secret must be one line of printable ASCII")
+    assert hub.asked == []
+
+
+def test_a_name_that_no_terminal_shows_is_left_out_and_said(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / os.fsdecode(b"\xff\x1b\n.bin")).write_bytes(b"x")
+    code, out, _ = run(capsys, "--directory", str(directory))
+    assert code == 0
+    assert r"\udcff\x1b\n.bin" in out
+
+
 def test_a_pasted_token_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(capsys, "--hub", MODEL, "--token", TOKEN)
@@ -652,14 +745,17 @@ def test_a_command_line_that_cannot_mean_anything_is_refused(
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("endpoint", ["ftp://h", "http://joe:hunter2@h", "file:///srv"])
+@pytest.mark.parametrize(
+    "endpoint", ["ftp://h", "http://joe:hunter2@h", "file:///srv", "http://a..b", "http://[::1"]
+)
 def test_an_endpoint_that_is_none_is_refused(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    message = refusal(OperatorError, hub=MODEL)
-    assert message.startswith("HF_ENDPOINT")
-    assert "hunter2" not in message
+    for variable, kind in (("HF_ENDPOINT", "hub"), ("MODELSCOPE_DOMAIN", "modelscope")):
+        monkeypatch.setenv(variable, endpoint)
+        message = refusal(OperatorError, **{kind: MODEL})
+        assert message.startswith(variable)
+        assert "hunter2" not in message
 
 
 def test_a_name_that_is_no_directorys_is_refused(directory: Path) -> None:
