@@ -203,6 +203,8 @@ def _print_host(console: Console, host: HostPlan) -> None:
     shown = (f"{name}={pins[name]}" if name in pins else name for name in host.packages)
     rows.append(("packages", " ".join(shown)))
     rows.append(("held packages", " ".join(host.preparation.held) or "none"))
+    for driver in host.drivers.items:
+        rows.append((f"driver {driver.name}", driver.url or " ".join(driver.packages)))
     for environment in host.environments:
         conda = f" + {' '.join(environment.conda_packages)}" if environment.conda_packages else ""
         rows.append(
@@ -224,6 +226,8 @@ def _print_host(console: Console, host: HostPlan) -> None:
     if host.proxy:
         upstreams = " ".join(host.proxy.upstreams)
         rows.append(("proxy", f"{host.proxy.url} -> {upstreams}  (model {host.proxy.model_id})"))
+    let_in = (f"{rule.port} from {rule.source or 'all'}" for rule in host.firewall.rules)
+    rows.append(("firewall", f"{host.firewall.tool}: {', '.join(let_in)}"))
     rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
     for label, text in rows:
         console.print(f"  {label:<18} {text}", markup=False)

@@ -312,8 +312,6 @@ class DriversPlan:
     items: tuple[DriverPlan, ...]
     reboot: bool
     """Whether the host may be rebooted for them."""
-    pin: PlannedFile | None
-    """Keeps apt at the version that was asked for."""
     downloads: str
     """Directory of installers."""
 

@@ -82,7 +82,8 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         files += model_files(spec, own, model, tools, program)
         files += [f for i in own.instances for f in instance_files(spec, own, i, model)]
     files += proxy_files
-    drivers, driver_notes = drivers_plan(spec, platform, own)
+    drivers, driver_files, driver_notes = drivers_plan(spec, platform, own)
+    files += driver_files
     return HostPlan(
         name=host.name,
         platform=spec.platform,

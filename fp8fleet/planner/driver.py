@@ -20,8 +20,8 @@ PIN_FILE = "/etc/apt/preferences.d/90fp8fleet-driver"
 
 def drivers_plan(
     spec: HostSpec, platform: Platform, own: Serving | None
-) -> tuple[DriversPlan, tuple[str, ...]]:
-    """The drivers of a host, and what the operator should know of them.
+) -> tuple[DriversPlan, list[PlannedFile], tuple[str, ...]]:
+    """The drivers of a host, the files for them, and what the operator should know of them.
 
     Raises:
         OperatorError: a driver for other accelerators, or one that the engine cannot use.
@@ -32,10 +32,9 @@ def drivers_plan(
     plan = DriversPlan(
         items=items,
         reboot=spec.driver_reboot,
-        pin=_pin(platform, items),
         downloads=f"{spec.install_directory}/downloads",
     )
-    return plan, _judged(spec, own, asked)
+    return plan, _pin(platform, items), _judged(spec, own, asked)
 
 
 def _driver_plan(spec: HostSpec, platform: Platform, driver: DriverSpec) -> DriverPlan:
@@ -71,12 +70,12 @@ def _at_least(version: str, oldest: str) -> bool:
     return is_version(version) and Version(version) >= Version(oldest)
 
 
-def _pin(platform: Platform, items: tuple[DriverPlan, ...]) -> PlannedFile | None:
+def _pin(platform: Platform, items: tuple[DriverPlan, ...]) -> list[PlannedFile]:
     """Without it apt would take the newest of the packages that those asked for depend on."""
     pinned = [item for item in items if item.packages]
     if platform.family != "apt" or not pinned:
-        return None
-    return planned_file("driver", PIN_FILE, {"version": pinned[0].version}, "90fp8fleet-driver")
+        return []
+    return [planned_file("driver", PIN_FILE, {"version": pinned[0].version})]
 
 
 def _judged(spec: HostSpec, own: Serving | None, asked: dict[str, DriverSpec]) -> tuple[str, ...]:

@@ -77,8 +77,7 @@ def _install(plan: HostPlan, item: DriverPlan, state: DriversState) -> Commands:
     if item.url:
         yield from _run_installer(plan, item, state)
     else:
-        if plan.drivers.pin:
-            yield from place._inner(files=[plan.drivers.pin])
+        yield from place._inner(files=plan.role_files("driver"))
         yield from _from_packages(plan, item.packages)
     if item.name == "nvidia":
         yield StringCommand(_LOAD)

@@ -29,6 +29,7 @@ def operator(served: None) -> None:
         install -m 600 -o deployer /root/.ssh/authorized_keys /home/deployer/.ssh/authorized_keys
         printf 'Port 22\\nPort 2222\\n' >/etc/ssh/sshd_config.d/ports.conf
         systemctl restart ssh || systemctl restart sshd
+        ufw allow 2222/tcp
         """,
     )
 
@@ -105,7 +106,8 @@ def test_a_host_with_another_key_than_the_known_one_is_refused(
 def test_a_gateway_elsewhere_reaches_the_server_by_its_service_address(fleet: Fleet) -> None:
     command("fp8fleet", "lab", "create", OTHER)
     gateway = f"""
-_gateway = {{"ssh_hostname": "{named(OTHER).address}", "platform": "debian-12"}}
+_address = "{named(OTHER).address}"
+_gateway = {{"ssh_hostname": _address, "service_address": _address, "platform": "debian-12"}}
 gateway = ([("{OTHER}", _gateway)],
     {{key: value for key, value in _data.items() if not key.startswith(("engine_", "model_"))
       and key not in ("instances", "accelerator")}})

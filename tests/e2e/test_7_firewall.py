@@ -170,6 +170,7 @@ def test_the_operators_own_rules_are_left_alone_and_lost_ones_mended(
     done = fleet.pyinfra(with_gateway(fleet), "-y", "--json", deploy=DEPLOY)
     assert GUARD in done.changed, done.text
     assert gateway_gets_in(8000)
+    listen(MAIN, 9000)
     assert gets_in(9000)
     rules = ssh(MAIN, "ufw show added")
     assert "ufw limit 9001/tcp" in rules

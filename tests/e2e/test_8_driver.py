@@ -28,7 +28,7 @@ from lab import site
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 DEPLOY = "tests/e2e/deploy_drivers.py"
-OLD, NEW = "570.86.15", "580.95.05"
+OLD, NEW = "580.82.07", "580.95.05"
 OPERATION = "Driver | Drivers in the planned versions, in force"
 
 
@@ -39,7 +39,7 @@ def mirror(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     (folder / "packages").mkdir()
     (folder / "other-fabric").mkdir()
     driver_packages(folder / "packages", NEW, NEW)
-    driver_packages(folder / "other-fabric", NEW, "580.82.07")
+    driver_packages(folder / "other-fabric", NEW, "580.65.06")
     for version in (OLD, NEW):
         (folder / f"nvidia-{version}.run").write_bytes(nvidia_installer(version))
     (folder / "driver.run").write_bytes(ascend_installer("ascend-driver", "25.2.0"))
@@ -214,11 +214,11 @@ def test_driver_and_fabric_manager_come_from_packages_at_one_version(
 
 
 def test_a_fabric_manager_of_another_version_fails_the_host(fleet: Fleet, mirror: Server) -> None:
-    ssh(MAIN, "dpkg -P nvidia-fabricmanager-580")
+    ssh(MAIN, "dpkg -P nvidia-fabricmanager-580; apt-get clean")
     wanted = [{"name": name, "version": NEW} for name in ("nvidia", "fabric-manager")]
     done = run(fleet, mirror, *wanted, packages="other-fabric")
     assert done.code == 1
-    assert f"fabric-manager is 580.82.07 after its installation, not {NEW}" in done.text
+    assert f"fabric-manager is 580.65.06 after its installation, not {NEW}" in done.text
 
 
 def test_huaweis_installers_run_in_their_order_and_reboot_once(

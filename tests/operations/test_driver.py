@@ -40,7 +40,7 @@ OLD = DriversState(versions={"nvidia": "570.86.15"}, loaded="570.86.15", library
 
 
 def plan(*items: DriverPlan, reboot: bool = False, **changes: Any) -> HostPlan:
-    asked = DriversPlan(items, reboot, None, "/opt/f/downloads")
+    asked = DriversPlan(items, reboot, "/opt/f/downloads")
     return host_plan(drivers=asked, **changes)
 
 
@@ -93,11 +93,8 @@ def test_an_installer_is_fetched_checked_and_run_without_questions() -> None:
 
 
 def test_packages_are_pinned_and_taken_over_holds() -> None:
-    pin = planned_file("/etc/apt/preferences.d/90fp8fleet-driver")
-    asked = plan(PACKAGES)
-    found, _ = commands(
-        replace(asked, drivers=replace(asked.drivers, pin=pin)), DriversState(), WELL
-    )
+    pin = planned_file("/etc/apt/preferences.d/90fp8fleet-driver", role="driver")
+    found, _ = commands(plan(PACKAGES, files=(pin,)), DriversState(), WELL)
     install = next(line for line in found if " install " in line)
     assert "--allow-change-held-packages" in install
     assert f'"nvidia-headless-580-server={VERSION}-*"' in install

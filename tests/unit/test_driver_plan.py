@@ -37,7 +37,8 @@ def ascend(site: Site) -> None:
 
 def test_nothing_is_installed_that_nobody_asks_for(site: Site) -> None:
     plan = site.host_plan().drivers
-    assert (plan.items, plan.reboot, plan.pin) == ((), False, None)
+    assert (plan.items, plan.reboot) == ((), False)
+    assert site.host_plan().role_files("driver") == ()
 
 
 def test_packages_are_the_catalogues_at_the_version_and_pinned(site: Site) -> None:
@@ -48,15 +49,16 @@ def test_packages_are_the_catalogues_at_the_version_and_pinned(site: Site) -> No
         "nvidia-utils-580-server=580.95.05-*",
     )
     assert plan.items[1].packages == ("nvidia-fabricmanager-580=580.95.05-*",)
-    assert plan.pin
-    assert b"Pin: version 580.95.05-*\n" in plan.pin.content
+    (pin,) = site.host_plan().role_files("driver")
+    assert pin.path == "/etc/apt/preferences.d/90fp8fleet-driver"
+    assert b"Pin: version 580.95.05-*\n" in pin.content
 
 
 def test_packages_of_the_other_family_are_named_with_their_version(site: Site) -> None:
     site.file("locks/engine.txt", lock_text(vllm="0.21.0"))
     plan = planned(site, NVIDIA, platform="kylin-v10", engine_release="0.21.0")
     assert plan.items[0].packages[0] == "nvidia-driver-580.95.05"
-    assert plan.pin is None
+    assert site.host_plan().role_files("driver") == ()
 
 
 def test_a_site_may_name_its_own_packages(site: Site) -> None:
@@ -67,7 +69,8 @@ def test_a_site_may_name_its_own_packages(site: Site) -> None:
 def test_an_installer_is_named_with_its_digest(site: Site) -> None:
     plan = planned(site, RUN, driver_reboot=True)
     assert plan.items == (DriverPlan("nvidia", "580.95.05", (), URL, DIGEST),)
-    assert (plan.reboot, plan.pin) == (True, None)
+    assert plan.reboot
+    assert site.host_plan().role_files("driver") == ()
 
 
 def test_the_order_is_the_catalogues_whatever_the_inventorys(site: Site) -> None:
