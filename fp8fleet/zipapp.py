@@ -31,6 +31,7 @@ HOST_MODULES = (
     "headers",
     "hostcli",
     "inspect_cli",
+    "jsonfile",
     "manifest",
     "peers",
     "quantization",
