@@ -11,6 +11,7 @@ from pathlib import Path
 HOST_MODULES = (
     "architecture",
     "checkpoint",
+    "config_json",
     "errors",
     "fetch/__init__",
     "fetch/check",
@@ -33,6 +34,7 @@ HOST_MODULES = (
     "inspect_cli",
     "jsonfile",
     "manifest",
+    "patterns",
     "peers",
     "quantization",
     "quantized",
