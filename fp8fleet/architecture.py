@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Config = Mapping[str, Any]
+from fp8fleet.config_json import Config, Contexts, Model, Problem, Rope, TextModel, plain, typed
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -62,18 +62,8 @@ _PRESCALED_ROPE = frozenset(
 Source: _get_and_verify_max_len in vllm/config/model.py (0.32).
 """
 
-_CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
-"""Source: derive_max_model_len_and_key in model_arch_config_convertor.py (vLLM 0.32)."""
+_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+"""Where models of several modalities keep their language model."""
 
 
 @dataclass(frozen=True)
@@ -121,61 +111,62 @@ class Architecture:
 def text_config(config: Config) -> Config:
     """The language model's part of a config.json, with its class's defaults filled in."""
     part = config
-    for key in ("text_config", "llm_config", "language_config"):
-        nested = config.get(key)
+    for key in _PARTS:
+        nested = part.get(key)
         if isinstance(nested, Mapping):
             part = {**nested, "model_type": nested.get("model_type", config.get("model_type"))}
-            break
-    given = {key: value for key, value in part.items() if value is not None}
+    # Null is a class's default, or its way to say none; but no class has null layers.
+    given = {k: v for k, v in part.items() if v is not None or k == "num_hidden_layers"}
     return {**_DEFAULTS.get(str(part.get("model_type")), {}), **given}
 
 
 def read_architecture(config: Config) -> Architecture:
-    """Read a config.json. Keys that hold nonsense count as missing."""
-    text = text_config(config)
-    names = config.get("architectures") or text.get("architectures")
-    latent = _sum(count(text, "kv_lora_rank"), count(text, "qk_rope_head_dim"))
-    groups = _groups(text)
+    """Read a config.json. Values that `config_problems` tells count as missing."""
+    model, part = typed(Model, config)[0], text_config(config)
+    text = typed(TextModel, part)[0]
+    names = model.architectures or typed(Model, part)[0].architectures
+    groups = _groups(text, part)
+    latent = text.kv_lora_rank and text.kv_lora_rank + (text.qk_rope_head_dim or 0)
     return Architecture(
-        name=str(names[0]) if isinstance(names, list) and names else None,
-        model_type=_text(config, "model_type"),
-        dtype=_dtype(config, text),
-        layers=count(text, "num_hidden_layers"),
-        hidden_size=count(text, "hidden_size"),
-        intermediate_size=count(text, "intermediate_size"),
-        vocabulary=count(text, "vocab_size"),
-        heads=count(text, "num_attention_heads"),
+        name=names[0] if names else None,
+        model_type=model.model_type,
+        dtype=_dtype(model, typed(Model, part)[0]),
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        intermediate_size=text.intermediate_size,
+        vocabulary=text.vocab_size,
+        heads=text.num_attention_heads,
         groups=groups,
-        kv_shared_layers=count(text, "num_kv_shared_layers") or 0,
+        kv_shared_layers=text.num_kv_shared_layers or 0,
         latent_dim=latent,
-        experts=count(
-            text, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"
-        ),
-        context=_context(text, groups),
+        experts=text.experts,
+        context=_context(text, part, groups),
     )
 
 
-def count(config: Config, *keys: str) -> int | None:
-    """The first of ``keys`` that holds a number above zero."""
-    for key in keys:
-        value = config.get(key)
-        if type(value) is int and value > 0:
-            return value
-    return None
+def config_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
+    """Values of a config.json that cannot mean anything.
+
+    Returns:
+        Those with which no engine starts or answers rightly, and those about the context only,
+        which the option max-model-len sets too.
+    """
+    part = text_config(config)
+    text, problems = typed(TextModel, part)
+    problems = typed(Model, config)[1] + problems
+    for number in range(text.num_hidden_layers or 0):
+        own = _own_config(text, part, number)
+        if own is not part:
+            problems += typed(TextModel, own)[1]
+    for parameters in _rope_parts(part).values():
+        for problem in typed(Rope, _rope(parameters))[1]:
+            problems.append(Problem(problem.key, f"RoPE's {problem.message}"))
+    return list(dict.fromkeys(problems)), typed(Contexts, part)[1]
 
 
-def _text(config: Config, key: str) -> str | None:
-    value = config.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _sum(first: int | None, second: int | None) -> int | None:
-    return None if first is None else first + (second or 0)
-
-
-def _dtype(config: Config, text: Config) -> str | None:
-    for part in (config, text):
-        value = _text(part, "dtype") or _text(part, "torch_dtype")
+def _dtype(*parts: Model) -> str | None:
+    for part in parts:
+        value = part.dtype or part.torch_dtype
         if value:
             return value.removeprefix("torch.")
     return None
@@ -184,12 +175,12 @@ def _dtype(config: Config, text: Config) -> str | None:
 # --- layers -------------------------------------------------------------------------------------
 
 
-def _groups(text: Config) -> tuple[LayerGroup, ...]:
+def _groups(text: TextModel, part: Config) -> tuple[LayerGroup, ...]:
     """The layers, those that are alike together, in the order in which they first appear."""
-    ropes = _ropes(text)
+    ropes = {kind: _known_rope(given) for kind, given in _rope_parts(part).items()}
     found: dict[tuple[Any, ...], int] = {}
     for number, kind in enumerate(_layer_types(text)):
-        key = (kind, *_heads(text, number, kind))
+        key = (kind, *_heads(text, part, number, kind))
         found[key] = found.get(key, 0) + 1
     return tuple(
         LayerGroup(kind, size, kv_heads, head_dim, window, ropes.get(kind, ropes.get("", {})))
@@ -197,22 +188,23 @@ def _groups(text: Config) -> tuple[LayerGroup, ...]:
     )
 
 
-def _layer_types(text: Config) -> list[str]:
-    layers = count(text, "num_hidden_layers") or 0
-    named = text.get("layer_types")
-    if isinstance(named, list) and len(named) == layers:
-        return [str(kind) for kind in named]
-    pattern = count(text, "sliding_window_pattern", "_sliding_window_pattern")
-    if pattern and count(text, "sliding_window"):
+def _layer_types(text: TextModel) -> list[str]:
+    layers = text.num_hidden_layers or 0
+    if text.layer_types is not None and len(text.layer_types) == layers:
+        return text.layer_types
+    pattern = text.sliding_window_pattern
+    if pattern and text.sliding_window:
         return [FULL if (n + 1) % pattern == 0 else SLIDING for n in range(layers)]
-    interval = count(text, "full_attention_interval")  # Qwen3-Next
+    interval = text.full_attention_interval  # Qwen3-Next
     if interval:
         return [FULL if (n + 1) % interval == 0 else LINEAR for n in range(layers)]
-    slides = count(text, "sliding_window") and text.get("use_sliding_window") is not False
+    slides = text.sliding_window and text.use_sliding_window
     return [SLIDING if slides else FULL] * layers
 
 
-def _heads(text: Config, number: int, kind: str) -> tuple[int | None, int | None, int | None]:
+def _heads(
+    text: TextModel, part: Config, number: int, kind: str
+) -> tuple[int | None, int | None, int | None]:
     """KV heads, head dimension and window of layer ``number``.
 
     Gemma 4's full layers have their own heads (Gemma4TextConfig of transformers 5):
@@ -221,82 +213,85 @@ def _heads(text: Config, number: int, kind: str) -> tuple[int | None, int | None
     """
     if kind not in (FULL, SLIDING, "chunked_attention"):
         return None, None, None
-    own = _own_config(text, number)
-    kv_heads = count(own, "num_key_value_heads", "num_kv_heads", "n_head_kv")
-    kv_heads = kv_heads or count(text, "num_attention_heads")
+    own_part = _own_config(text, part, number)
+    own = text if own_part is part else typed(TextModel, own_part)[0]
+    kv_heads = own.num_key_value_heads or text.num_attention_heads
     head_dim = _head_dim(own)
     if kind == FULL and own is text:
-        head_dim = count(text, "global_head_dim") or head_dim
-        if text.get("attention_k_eq_v") is not False:
-            kv_heads = count(text, "num_global_key_value_heads") or kv_heads
-    window = count(own, "sliding_window") if kind == SLIDING else None
-    return kv_heads, head_dim, window
+        head_dim = text.global_head_dim or head_dim
+        if text.attention_k_eq_v:
+            kv_heads = text.num_global_key_value_heads or kv_heads
+    return kv_heads, head_dim, own.sliding_window if kind == SLIDING else None
 
 
-def _own_config(text: Config, number: int) -> Config:
-    by_layer = text.get("per_layer_config")
-    own = by_layer.get(str(number)) if isinstance(by_layer, Mapping) else None
-    return {**text, **own} if isinstance(own, Mapping) else text
+def _own_config(text: TextModel, part: Config, number: int) -> Config:
+    """``part`` itself, or as layer ``number`` has it."""
+    own = text.per_layer_config.get(str(number))
+    return {**part, **own} if isinstance(own, Mapping) else part
 
 
-def _head_dim(text: Config) -> int | None:
-    latent = count(text, "qk_nope_head_dim")
-    if latent:
-        return latent + (count(text, "qk_rope_head_dim") or 0)
-    stated = count(text, "head_dim", "hidden_size_per_head")
-    if stated:
-        return stated
-    hidden, heads = count(text, "hidden_size"), count(text, "num_attention_heads")
+def _head_dim(text: TextModel) -> int | None:
+    if text.qk_nope_head_dim:
+        return text.qk_nope_head_dim + (text.qk_rope_head_dim or 0)
+    if text.head_dim:
+        return text.head_dim
+    hidden, heads = text.hidden_size, text.num_attention_heads
     return hidden // heads if hidden and heads else None
 
 
 # --- RoPE and context ---------------------------------------------------------------------------
 
 
-def _ropes(text: Config) -> dict[str, dict[str, Any]]:
-    """RoPE parameters by layer type; under ``""`` those of all layers.
+def _rope_parts(part: Config) -> dict[str, Config]:
+    """RoPE parameters as they stand there, by layer type; under ``""`` those of all layers.
 
     Three spellings: ``rope_parameters`` of transformers 5, flat or by layer type; before,
     ``rope_theta`` with ``rope_scaling``; in Gemma 3 these two mean the full layers, the sliding
     ones have ``rope_local_base_freq``.
     """
-    parameters = text.get("rope_parameters")
+    parameters = part.get("rope_parameters")
     if isinstance(parameters, Mapping) and parameters:
-        by_type = {k: _rope(v) for k, v in parameters.items() if isinstance(v, Mapping)}
-        return by_type or {"": _rope({"rope_theta": text.get("rope_theta"), **parameters})}
-    scaling = text.get("rope_scaling")
-    rope = {"rope_theta": text.get("rope_theta")}
+        own = Rope.model_fields.keys()
+        by_type = {k: v for k, v in parameters.items() if isinstance(v, Mapping) and k not in own}
+        return by_type or {"": {"rope_theta": part.get("rope_theta"), **parameters}}
+    scaling = part.get("rope_scaling")
+    rope = {"rope_theta": part.get("rope_theta")}
     if isinstance(scaling, Mapping):
         rope |= scaling
     if rope == {"rope_theta": None}:
         return {}
-    ropes = {"": _rope(rope)}
-    if "rope_local_base_freq" in text:
-        ropes[SLIDING] = _rope({"rope_theta": text["rope_local_base_freq"]})
+    ropes: dict[str, Config] = {"": rope}
+    if "rope_local_base_freq" in part:
+        ropes[SLIDING] = {"rope_theta": part["rope_local_base_freq"]}
     return ropes
 
 
-def _rope(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(parameters: Config) -> dict[str, Any]:
     """With ``rope_type`` first; older files call it ``type``."""
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    rest = {k: v for k, v in parameters.items() if k not in ("rope_type", "type") and v is not None}
-    return {"rope_type": kind, **rest}
+    given = {key: value for key, value in parameters.items() if value is not None}
+    older = given.pop("type", "default")
+    return {"rope_type": given.pop("rope_type", older), **given}
 
 
-def _context(text: Config, groups: tuple[LayerGroup, ...]) -> int | None:
+def _known_rope(parameters: Config) -> dict[str, Any]:
+    """What of the parameters means something."""
+    rope = _rope(parameters)
+    wrong = {problem.key for problem in typed(Rope, rope)[1]}
+    return {key: value for key, value in rope.items() if key not in wrong and plain(value)}
+
+
+def _context(text: TextModel, part: Config, groups: tuple[LayerGroup, ...]) -> int | None:
     """Tokens that a sequence may have, as vLLM 0.32 derives them without --max-model-len.
 
     Source: _get_and_verify_max_len in vllm/config/model.py; older releases apply YaRN's factor to
     ``original_max_position_embeddings`` instead, which is the same where the file is consistent.
     """
-    lengths = [length for key in _CONTEXT_KEYS if (length := count(text, key))]
+    lengths = [length for _, length in typed(Contexts, part)[0] if length]
     if not lengths:
         return None
     factor = 1.0
-    if "gemma3" not in str(text.get("model_type")):
+    if "gemma3" not in (text.model_type or ""):
         for group in groups:
-            stretch = group.rope.get("factor")
-            prescaled = group.rope.get("rope_type") in _PRESCALED_ROPE
-            if isinstance(stretch, int | float) and not prescaled:
-                factor = stretch
+            if "factor" in group.rope and group.rope.get("rope_type") not in _PRESCALED_ROPE:
+                factor = group.rope["factor"]
     return int(min(lengths) * factor)

@@ -7,7 +7,7 @@ manifest's SHA256.
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import re
 from collections import Counter
@@ -16,17 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8fleet.architecture import Architecture, Config, read_architecture
+from fp8fleet.architecture import Architecture, config_problems, read_architecture, text_config
+from fp8fleet.config_json import Config
 from fp8fleet.errors import OperatorError
 from fp8fleet.findings import AGAIN, SAME_REVISION, Finding, Findings
 from fp8fleet.headers import Header, HeaderError, Tensor, read_header, what_instead
+from fp8fleet.jsonfile import JsonError, parse_python_json, read_regular, shown
 from fp8fleet.quantization import quantization_config, quantization_name
 from fp8fleet.quantized import CONFIG, NO_WEIGHTS, check_quantized, weight_of_scale
 from fp8fleet.schemes import Quantization, read_quantization
-from fp8fleet.tensor_parallel import LAYER, TensorParallel, is_language_model, tensor_parallel
+from fp8fleet.tensor_parallel import (
+    LAYER,
+    TensorParallel,
+    is_language_model,
+    module_of,
+    tensor_parallel,
+)
 
 INDEX = "model.safetensors.index.json"
-SHARDS = "*.safetensors"
+_SHARD = ".safetensors"
 
 _BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -39,7 +47,11 @@ _BITS = {
 }
 """Bits of an element. Source: Dtype in safetensors/src/tensor.rs of safetensors 0.8."""
 
-_NUMBERED = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
+_NUMBERED = re.compile(r"(.+)-([0-9]+)-of-([0-9]+)\.safetensors")
+_ANY_NUMBER = re.compile(r"\.[0-9]+\.")
+_MOST_NAMED = 20
+"""Missing shards that are named; a file's name can announce any number of them."""
+_PUBLISHED = "take config.json from the checkpoint's publisher"
 
 
 @dataclass(frozen=True)
@@ -89,17 +101,21 @@ def inspect_directory(directory: Path, stored: Mapping[str, Header] | None = Non
     Raises:
         OperatorError: it is not a model directory: neither config.json nor a shard is in it.
     """
-    if not directory.is_dir():
-        raise OperatorError(f"{directory}: no such directory, expected that of a model")
-    paths = sorted(directory.glob(SHARDS))
-    if not paths and not (directory / CONFIG).exists():
+    try:
+        names = {path.name for path in directory.iterdir()}
+    except FileNotFoundError:
+        raise OperatorError(f"{directory}: no such directory, expected that of a model") from None
+    except OSError as error:
+        raise OperatorError(f"{directory}: cannot be listed: {error.strerror}") from None
+    present = {name for name in names if name.endswith(_SHARD)}
+    if not present and CONFIG not in names:
         raise OperatorError(
-            f"{directory}: is not a model directory: neither {CONFIG} nor {SHARDS} is in it"
+            f"{directory}: is not a model directory: neither {CONFIG} nor *{_SHARD} is in it"
         )
     findings = Findings()
-    config = _read_config(directory, findings)
+    config = _read_config(directory, names, findings)
     index = _read_json(directory / INDEX, findings)
-    shards = _loaded(index, {path.name for path in paths}, findings)
+    shards = _loaded(index, present, findings)
     headers = {}
     for name in shards:
         header = _read_shard(directory / name, findings)
@@ -128,10 +144,15 @@ def _inspect(
             to be missing once more.
     """
     tensors, files = _all_tensors(headers, findings)
+    if complete and headers and not tensors:
+        message = "the shards hold no tensor: there are no weights to load"
+        findings.add("no-tensors", message, "fetch the model again, or from another source")
     architecture = read_architecture(config) if config is not None else None
-    quantization = read_quantization(config or {})
+    quantization = read_quantization(config or {}, _quantizable(tensors))
     if config is not None and architecture is not None:
-        _check_architecture(architecture, quantization, tensors, complete, findings)
+        _check_config(config, architecture, findings)
+        if complete and tensors:
+            _check_architecture(architecture, quantization, tensors, findings)
         check_quantized(quantization, tensors, files, architecture, findings, complete)
     return Checkpoint(
         architecture=architecture,
@@ -148,36 +169,48 @@ def _inspect(
 # --- files --------------------------------------------------------------------------------------
 
 
-def _read_json(path: Path, findings: Findings) -> dict[str, Any] | None:
-    """A JSON object; None with a finding where it is not one, without where it is not there."""
+def _read_json(path: Path, findings: Findings, needed: bool = False) -> dict[str, Any] | None:
+    """A JSON object.
+
+    Args:
+        needed: whether it is an error that the file is not there.
+
+    Returns:
+        None: it is not there, or it is something else, which is found.
+    """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
+        if needed:
+            findings.add("config-missing", "is missing", SAME_REVISION, path.name)
         return None
     except OSError as error:
-        message = f"cannot be read: {error.strerror}"
-        findings.add("unreadable", message, "check the disk and permissions", path.name)
+        findings.add("unreadable", _why(error), "check the disk and permissions", path.name)
         return None
     instead = what_instead(content)
     if instead is not None:
         findings.add(instead[0], f"is {instead[1]}, not JSON", AGAIN, path.name)
         return None
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value, twice = parse_python_json(content)
+    except JsonError as error:
         findings.add("not-json", f"is not JSON: {error}", AGAIN, path.name)
         return None
     if not isinstance(value, dict):
         findings.add("not-json", "is not a JSON object", AGAIN, path.name)
         return None
+    if twice:
+        message = f"names {shown(twice[0])} twice, of which the last counts"
+        findings.add("key-twice", message, SAME_REVISION, path.name, severity="warning")
     return value
 
 
-def _read_config(directory: Path, findings: Findings) -> dict[str, Any] | None:
-    if not (directory / CONFIG).exists():
-        findings.add("config-missing", "is missing", SAME_REVISION, CONFIG)
-        return None
-    config = _read_json(directory / CONFIG, findings)
+def _why(error: OSError) -> str:
+    return f"cannot be read: {error.strerror}"
+
+
+def _read_config(directory: Path, names: set[str], findings: Findings) -> dict[str, Any] | None:
+    config = _read_json(directory / CONFIG, findings, needed=True)
     if config is None or quantization_config(config) is not None:
         return config
     # Files of their own, which vLLM and vllm-ascend read too (get_config_filenames).
@@ -186,7 +219,7 @@ def _read_config(directory: Path, findings: Findings) -> dict[str, Any] | None:
         inner = modelopt.get("quantization")
         found = inner if isinstance(inner, dict) else {}
         return {**config, "quantization_config": {"quant_method": "modelopt", **found}}
-    if (directory / "quant_model_description.json").exists():
+    if "quant_model_description.json" in names:
         return {**config, "quantization_config": {"quant_method": "ascend"}}
     return config
 
@@ -198,7 +231,7 @@ def _loaded(index: Mapping[str, Any] | None, present: set[str], findings: Findin
     vllm/model_executor/model_loader/default_loader.py; before 0.32 a missing one is not noticed).
     """
     if not present:
-        message = f"no {SHARDS} in the directory: there are no weights to load"
+        message = f"no *{_SHARD} in the directory: there are no weights to load"
         findings.add("no-weights", message, "fetch the model again, in safetensors format")
     if any(n.startswith("consolidated") for n in present) and index is not None:
         message = "vLLM loads consolidated*.safetensors in place of the indexed shards"
@@ -222,7 +255,7 @@ def _weight_map(index: Mapping[str, Any] | None) -> dict[str, str]:
     named = index.get("weight_map") if index else None
     if not isinstance(named, Mapping):
         return {}
-    return {str(tensor): str(file) for tensor, file in named.items()}
+    return {tensor: file for tensor, file in named.items() if isinstance(file, str)}
 
 
 def _check_numbers(present: set[str], findings: Findings) -> None:
@@ -234,14 +267,21 @@ def _check_numbers(present: set[str], findings: Findings) -> None:
             prefix, number, total = match.groups()
             series.setdefault((prefix, total), set()).add(int(number))
     for (prefix, total), numbers in sorted(series.items()):
-        for number in sorted(set(range(1, int(total) + 1)) - numbers):
+        wanted = range(1, int(total) + 1)
+        absent = (number for number in wanted if number not in numbers)
+        for number in itertools.islice(absent, _MOST_NAMED):
             name = f"{prefix}-{number:0{len(total)}}-of-{total}.safetensors"
             findings.add("shard-missing", "is missing, by the others' numbers", AGAIN, name)
+        more = int(total) - sum(number in wanted for number in numbers) - _MOST_NAMED
+        if more > 0:
+            message = f"{more} more shards of {prefix} are missing, by the others' numbers"
+            findings.add("shard-missing", message, "fetch the model again")
 
 
 _HEADER_REMEDIES = {
     "lfs-pointer": "it comes from a clone without `git lfs pull`: fetch the file itself",
     "html": "the source answered with a web page: fetch the file again, from another source",
+    "text": "the source answered with a message: fetch the file again, from another source",
 }
 
 
@@ -256,8 +296,7 @@ def _read_shard(path: Path, findings: Findings) -> Header | None:
         findings.add(code or f"header-{error.code}", error.reason, remedy, path.name)
         return None
     except OSError as error:
-        message = f"cannot be read: {error.strerror}"
-        findings.add("unreadable", message, "check the disk and permissions", path.name)
+        findings.add("unreadable", _why(error), "check the disk and permissions", path.name)
         return None
     _check_coverage(path.name, header, size - (header.data_start or 0), findings)
     return header
@@ -296,11 +335,11 @@ def _check_tensor_size(file: str, name: str, tensor: Tensor, findings: Findings)
         message = f"has dtype {tensor.dtype}, which safetensors does not know"
         findings.add("dtype-unknown", message, AGAIN, file, name)
         return
-    size = math.prod(tensor.shape) * bits / 8
-    if tensor.end - tensor.begin != size:
+    size, rest = divmod(math.prod(tensor.shape) * bits, 8)
+    if tensor.end - tensor.begin != size or rest:
         message = (
             f"has {tensor.end - tensor.begin} bytes, {tensor.dtype} {list(tensor.shape)}"
-            f" takes {size:g}"
+            f" takes {size}{' and a part of one' if rest else ''}"
         )
         findings.add("tensor-size", message, AGAIN, file, name)
 
@@ -316,6 +355,8 @@ def _compare_with_index(
         message = "has no weight_map of tensors to files"
         findings.add("index-empty", message, SAME_REVISION, INDEX)
         return
+    for name in index["weight_map"].keys() - named.keys():
+        findings.add("index-entry", "has no file's name", SAME_REVISION, INDEX, name)
     holders: dict[str, list[str]] = {}
     for file, header in headers.items():
         for name in header.tensors:
@@ -407,26 +448,52 @@ def _contents(headers: Mapping[str, Header], tensors: Mapping[str, Tensor]) -> C
     )
 
 
+def _quantizable(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The modules of tensors that may be weights of linear layers."""
+    return [
+        module_of(name)
+        for name, tensor in tensors.items()
+        if len(tensor.shape) in (2, 3) and not name.endswith(NO_WEIGHTS)
+    ]
+
+
+def _check_config(config: Config, architecture: Architecture, findings: Findings) -> None:
+    """config.json says what an engine has to know, and nothing that cannot be."""
+    wrong, context = config_problems(config)
+    for problem in wrong:
+        findings.add("config-value", problem.message, _PUBLISHED, CONFIG)
+    for problem in context:
+        findings.add("config-value", problem.message, _PUBLISHED, CONFIG, severity="warning")
+    if architecture.model_type is None and not {"auto_map", "speculators_config"} & config.keys():
+        # AutoConfig of transformers then guesses by the directory's name, or gives up.
+        message = "names no model_type: transformers cannot know its class"
+        findings.add("no-model-type", message, _PUBLISHED, CONFIG)
+    if architecture.name is None and "architectures" not in {problem.key for problem in wrong}:
+        message = "names no architectures: vLLM cannot know the model"
+        findings.add("no-architecture", message, SAME_REVISION, CONFIG, severity="warning")
+    if architecture.layers is None and "num_hidden_layers" not in text_config(config):
+        message = (
+            "has no num_hidden_layers: the engine takes its class's default, and whether all"
+            " layers are there is not checked here"
+        )
+        findings.add("config-incomplete", message, _PUBLISHED, CONFIG, severity="warning")
+
+
 def _check_architecture(
     architecture: Architecture,
     quantization: Quantization,
     tensors: Mapping[str, Tensor],
-    complete: bool,
     findings: Findings,
 ) -> None:
     """The layers and the keys' rows that config.json promises are there."""
-    if architecture.name is None:
-        message = "names no architectures: vLLM cannot know the model"
-        findings.add("no-architecture", message, SAME_REVISION, CONFIG, severity="warning")
-    if not complete:
-        return
     found = {
         int(match[1])
         for name in tensors
         if is_language_model(name) and not name.startswith("mtp.") and (match := LAYER.search(name))
     }
     missing = sorted(set(range(architecture.layers or 0)) - found)
-    if found and missing:
+    # Some architectures have another name for their layers, but all number them.
+    if missing and (found or not any(map(_ANY_NUMBER.search, tensors))):
         message = (
             f"config.json has {architecture.layers} layers, {len(missing)} of them are in no shard:"
             f" {', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''}"
@@ -448,9 +515,9 @@ def _check_key_rows(
     for name, tensor in tensors.items():
         if not name.endswith("self_attn.k_proj.weight") or not is_language_model(name):
             continue
-        if tensor.shape[0] not in expected:
+        if len(tensor.shape) != 2 or tensor.shape[0] not in expected:
             message = (
-                f"has {tensor.shape[0]} rows, the KV heads and head_dim of config.json make"
-                f" {' or '.join(map(str, sorted(expected)))}"
+                f"has shape {list(tensor.shape)}, but KV heads x head_dim of config.json make"
+                f" {' or '.join(map(str, sorted(expected)))} rows"
             )
             findings.add("config-heads", message, SAME_REVISION, CONFIG, name, "warning")

@@ -65,3 +65,14 @@ class Findings:
                 key=lambda f: (_ORDER[f.severity], f.file or "", f.tensor or "", f.code),
             )
         )
+
+
+def printable(text: str) -> str:
+    """A text as one line of output that no file's names can forge.
+
+    What is not to be printed (control characters, line ends, turned directions, lone surrogates) is
+    written as Python would escape it.
+    """
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

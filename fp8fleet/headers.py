@@ -9,23 +9,44 @@ offsets refer.
 
 from __future__ import annotations
 
+import codecs
 import json
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fp8fleet.errors import CheckFailed
+from fp8fleet.jsonfile import (
+    MAX_BYTES,
+    DuplicateKey,
+    JsonError,
+    open_regular,
+    parse_json,
+    read_regular,
+    shown,
+)
 
 LENGTH_BYTES = 8
-MAX_HEADER = 100_000_000
+MAX_HEADER = MAX_BYTES
 """Bytes of JSON; safetensors itself refuses longer headers."""
 HEADERS = "headers.json"
 """Name of the stored headers, beside a manifest."""
 _METADATA = "__metadata__"
+_MAX_NUMBER = 2**63 - 1
 
 HeaderCode = Literal[
-    "empty", "html", "lfs-pointer", "truncated", "too-long", "not-json", "bad-entry", "duplicate"
+    "empty",
+    "html",
+    "lfs-pointer",
+    "text",
+    "truncated",
+    "too-long",
+    "not-json",
+    "bad-entry",
+    "duplicate",
 ]
 
 
@@ -73,15 +94,15 @@ def read_header(path: Path) -> Header:
 
     Raises:
         HeaderError: the file has none; the code says what it is.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
 
         def read(start: int, count: int) -> bytes:
             stream.seek(start)
             return stream.read(count)
 
-        return header_from(read, str(path), path.stat().st_size)
+        return header_from(read, str(path), os.fstat(stream.fileno()).st_size)
 
 
 def header_from(read: ReadRange, where: str, size: int) -> Header:
@@ -106,6 +127,10 @@ def header_from(read: ReadRange, where: str, size: int) -> Header:
         raise HeaderError("truncated", where, message)
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     if length > MAX_HEADER:
+        text = _beginning_of_text(head)
+        if text is not None:
+            message = f"is a text that begins {shown(text)}, not a safetensors file"
+            raise HeaderError("text", where, message)
         message = f"announces a header of {length} bytes (at most {MAX_HEADER}): not safetensors"
         raise HeaderError("too-long", where, message)
     end = LENGTH_BYTES + length
@@ -129,29 +154,36 @@ def what_instead(head: bytes) -> tuple[HeaderCode, str] | None:
     if not head:
         return "empty", "an empty file"
     start = head[:256].removeprefix(b"\xef\xbb\xbf").lstrip()[:64].lower()
-    if start.startswith((b"<!doctype html", b"<html")):
+    if re.match(rb"<(!doctype html|html)", start):
         return "html", "an HTML page"
+    # A safetensors file may begin with any byte, but not with eight of a text.
+    if re.match(rb"<[!?a-z]", start) and b"\0" not in start[:LENGTH_BYTES]:
+        return "html", "an HTML page" if b"<html" in head[:4096].lower() else "an XML page"
     if start.startswith(b"version https://git-lfs"):
         return "lfs-pointer", "a Git LFS pointer"
     return None
+
+
+def _beginning_of_text(head: bytes) -> str | None:
+    """How a text begins, such as a server's error message in place of a file; None: no text."""
+    try:
+        # The 60 bytes may end within a character.
+        beginning = codecs.getincrementaldecoder("utf-8")().decode(head[:60])
+    except UnicodeDecodeError:
+        return None
+    words = " ".join(beginning.split())
+    return words if words.isprintable() else None
 
 
 def _parse(text: bytes, where: str, data_start: int) -> Header:
     if not text.startswith(b"{"):
         message = "has a header that does not begin with '{': not safetensors"
         raise HeaderError("not-json", where, message)
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(items)
-        if len(table) < len(items):
-            names = [name for name, _ in items]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise HeaderError("duplicate", where, f"names {twice!r} twice in its header")
-        return table
-
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=pairs)
-    except (ValueError, RecursionError) as error:
+        entries = parse_json(text)
+    except DuplicateKey as error:
+        raise HeaderError("duplicate", where, f"{error} in its header") from None
+    except JsonError as error:
         raise HeaderError("not-json", where, f"has a header that is not JSON: {error}") from None
     return header_of_entries(entries, where, data_start)
 
@@ -185,18 +217,28 @@ def _is_text_map(value: Any) -> bool:
 def _tensor(name: str, entry: Any, where: str) -> Tensor:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
-            if all(_is_count(number) for number in (*shape, begin, end)) and begin <= end:
+            counts = all(_is_count(number) for number in (*shape, begin, end))
+            if counts and begin <= end and _elements_fit(shape):
                 return Tensor(dtype, tuple(shape), begin, end)
     raise HeaderError(
         "bad-entry",
         where,
-        f"describes tensor {name!r} as {json.dumps(entry)[:120]}:"
-        " expected dtype, shape and data_offsets",
+        f"describes tensor {shown(name)} as {shown(entry)}: expected dtype, shape and data_offsets",
     )
 
 
 def _is_count(number: Any) -> bool:
-    return type(number) is int and number >= 0
+    return type(number) is int and 0 <= number <= _MAX_NUMBER
+
+
+def _elements_fit(shape: list[int]) -> bool:
+    """Whether the number of elements can be counted, as safetensors demands it too."""
+    elements = 1
+    for length in shape:
+        elements *= length
+        if elements > _MAX_NUMBER:
+            return False
+    return True
 
 
 # --- headers.json -------------------------------------------------------------------------------
@@ -234,12 +276,16 @@ def read_headers(path: Path) -> dict[str, Header]:
 
     Raises:
         FileNotFoundError: there is none: the checkpoint's contents are unknown.
+        OSError: it cannot be read, or is no regular file.
         HeaderError: it is not what `headers_text` writes.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        stored = parse_json(read_regular(path))
+    except JsonError as error:
         raise HeaderError("not-json", str(path), f"is not JSON: {error}") from None
     if not isinstance(stored, dict):
         raise HeaderError("bad-entry", str(path), "is not a JSON object of shards")
-    return {shard: header_of_entries(stored[shard], f"{path}: {shard}") for shard in sorted(stored)}
+    return {
+        shard: header_of_entries(stored[shard], f"{path}: {shown(shard)[1:-1]}")
+        for shard in sorted(stored)
+    }

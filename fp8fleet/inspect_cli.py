@@ -18,8 +18,11 @@ from pathlib import Path
 from fp8fleet import (
     architecture,
     checkpoint,
+    config_json,
     findings,
     headers,
+    jsonfile,
+    patterns,
     quantization,
     quantized,
     schemes,
@@ -29,16 +32,20 @@ from fp8fleet.architecture import Architecture, LayerGroup
 from fp8fleet.checkpoint import Checkpoint, inspect_directory
 from fp8fleet.errors import OperatorError
 from fp8fleet.fetch import human_bytes, standard_reporter, verify
-from fp8fleet.findings import SAME_REVISION, Finding
-from fp8fleet.headers import Header, read_headers
+from fp8fleet.findings import SAME_REVISION, Finding, printable
+from fp8fleet.headers import Header, HeaderError, read_headers
+from fp8fleet.jsonfile import read_regular
 from fp8fleet.manifest import INSPECTED, Manifest, load_manifest
 from fp8fleet.quantized import CONFIG
 
 _RULES = (
     architecture,
     checkpoint,
+    config_json,
     findings,
     headers,
+    jsonfile,
+    patterns,
     quantization,
     quantized,
     schemes,
@@ -79,7 +86,7 @@ def _inspect_with_manifest(arguments: argparse.Namespace, manifest: Manifest) ->
     key = _key(manifest, arguments.headers)
     # A file beside the manifest's may be one that the engine reads, so nothing is noted then.
     if not files and not arguments.json and _read_note(note) == key:
-        print(f"{arguments.directory}: whole, as inspected before", flush=True)
+        _say(f"{arguments.directory}: whole, as inspected before")
         return 0
     inspected = inspect_directory(arguments.directory, _stored(arguments.headers))
     more = (*_unexpected(manifest, inspected), *files)
@@ -87,6 +94,7 @@ def _inspect_with_manifest(arguments: argparse.Namespace, manifest: Manifest) ->
     if inspected.whole and not files:
         # A check by another user, or on a read-only or full disk, is still a check.
         with suppress(OSError):
+            note.unlink(missing_ok=True)
             note.write_text(key + "\n", encoding="utf-8")
     return _show(arguments, inspected)
 
@@ -96,6 +104,9 @@ def _stored(path: Path | None) -> dict[str, Header] | None:
         return None
     try:
         return read_headers(path)
+    except HeaderError as error:
+        message = f"{error}: expected the headers.json that lies beside the manifest"
+        raise OperatorError(message) from None
     except OSError as error:
         raise _unreadable(path, error) from None
 
@@ -127,7 +138,7 @@ def _unexpected(manifest: Manifest, inspected: Checkpoint) -> list[Finding]:
 def _key(manifest: Manifest, headers_file: Path | None) -> str:
     """What a pass depends on, once the files are known to be the manifest's: SHA256."""
     try:
-        stored = headers_file.read_bytes() if headers_file else b""
+        stored = read_regular(headers_file) if headers_file else b""
     except OSError as error:
         raise _unreadable(headers_file or Path(), error) from None
     parts = [manifest.digest, manifest.quantization or "", hashlib.sha256(stored).hexdigest()]
@@ -137,7 +148,7 @@ def _key(manifest: Manifest, headers_file: Path | None) -> str:
 
 def _read_note(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return read_regular(path, 1000).decode("utf-8").strip()
     except (OSError, ValueError):
         return None
 
@@ -151,7 +162,7 @@ def _show(arguments: argparse.Namespace, inspected: Checkpoint) -> int:
         print(json.dumps(report | dataclasses.asdict(inspected), indent=1))
         return 0 if inspected.whole else 1
     for label, text in _summary(inspected):
-        print(f"{label and label + ':':17}{text}")
+        _say(f"{label and label + ':':17}{text}")
     return _show_findings(arguments, inspected.findings)
 
 
@@ -162,11 +173,15 @@ def _show_findings(arguments: argparse.Namespace, found: tuple[Finding, ...]) ->
         print(json.dumps(report | {"findings": list(map(dataclasses.asdict, found))}, indent=1))
         return 0 if whole else 1
     for finding in found:
-        print(_line(finding))
+        _say(_line(finding))
     errors = sum(finding.severity == "error" for finding in found)
     outcome = "whole" if whole else f"{errors} error{'s' if errors > 1 else ''}: not to be served"
-    print(f"{arguments.directory}: {outcome}", flush=True)
+    _say(f"{arguments.directory}: {outcome}")
     return 0 if whole else 1
+
+
+def _say(line: str) -> None:
+    print(printable(line), flush=True)
 
 
 def _line(finding: Finding) -> str:

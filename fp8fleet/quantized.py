@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fp8fleet.architecture import Architecture
 from fp8fleet.findings import AGAIN, SAME_REVISION, Findings, Severity
 from fp8fleet.headers import Tensor
+from fp8fleet.quantization import COMPRESSED_TENSORS
 from fp8fleet.schemes import SCALE, SCALE_DTYPES, SCALE_INV, Quantization, Scheme, block_grid
 from fp8fleet.tensor_parallel import LAYER, is_language_model, module_of
 
@@ -81,20 +82,13 @@ class _Check:
             return
         if not self._quantization.schemes:
             if not self._quantization.problems:
-                message = (
-                    f"quantization {self._quantization.method}: its scales are not checked here"
-                )
-                self._findings.add(
-                    "quantization-unchecked",
-                    message,
-                    "see that the model answers",
-                    CONFIG,
-                    severity="info",
-                )
+                self._check_unknown_method()
             return
-        if not self._weights:
+        if self._quantization.checked and not self._weights:
             self._check_unused()
             return
+        if any(scheme.strategy is None for scheme in self._quantization.schemes):
+            self._report_unchecked()
         for name, tensor in self._weights.items():
             self._check_weight(name, tensor)
         self._check_orphans()
@@ -116,10 +110,31 @@ class _Check:
         )
         self._findings.add("quantization-missing", message, SAME_REVISION, CONFIG)
 
+    def _report_unchecked(self) -> None:
+        message = f"quantization {self._quantization.method}: not all its scales are checked here"
+        remedy = "see that the model answers"
+        self._findings.add("quantization-unchecked", message, remedy, CONFIG, severity="info")
+
+    def _check_unknown_method(self) -> None:
+        """Whatever the method is, F8 weights have scales."""
+        name = next(iter(self._weights), None)
+        if name and self._quantization.method == COMPRESSED_TENSORS:
+            message = (
+                f"has no config group for weights, but {len(self._weights)} weights are"
+                f" {self._weights[name].dtype}, {name} for example"
+            )
+            self._findings.add("quantization-config", message, SAME_REVISION, CONFIG)
+            return
+        self._report_unchecked()
+        name = next((n for n, t in self._weights.items() if t.dtype.startswith("F8")), None)
+        if name and self._complete and not any("scale" in other for other in self._tensors):
+            message = "has no scale: no tensor's name has `scale` in it"
+            self._add("scale-missing", name, message, f"{AGAIN}, or {SAME_REVISION}")
+
     def _check_unused(self) -> None:
         if not self._tensors or not self._complete:
             return
-        dtypes = sorted({scheme.dtype for scheme in self._quantization.schemes})
+        dtypes = sorted({scheme.dtype for scheme in self._quantization.schemes if scheme.dtype})
         message = (
             f"says {self._quantization.method}, but no weight is {' or '.join(dtypes)}:"
             " the shards are not quantized"
@@ -137,6 +152,9 @@ class _Check:
             message = f"is {tensor.dtype}, but no config group of config.json targets it"
             self._add("not-targeted", name, message, SAME_REVISION)
             return
+        if scheme.strategy is None:
+            self._check_presence(name)
+            return
         if tensor.dtype != scheme.dtype:
             message = f"is {tensor.dtype}, config.json asks for {scheme.dtype}"
             self._add("weight-dtype", name, message, SAME_REVISION)
@@ -147,6 +165,16 @@ class _Check:
             message = f"has no {input_scale}, config.json says that activations are static"
             self._add("input-scale-missing", name, message, SAME_REVISION)
 
+    def _check_presence(self, name: str) -> None:
+        """Compressed-tensors has a scale of that name for every weight, whatever its shape is."""
+        if name + SCALE not in self._tensors:
+            self._report_missing(name, name + SCALE)
+
+    def _report_missing(self, name: str, scale_name: str) -> None:
+        if self._complete:
+            message = f"has no scale: {scale_name} is in no shard"
+            self._add("scale-missing", name, message, f"{AGAIN}, or {SAME_REVISION}")
+
     def _check_scale(self, name: str, weight: Tensor, scheme: Scheme) -> None:
         scale_name = name + scheme.scale
         scale = self._tensors.get(scale_name)
@@ -154,9 +182,8 @@ class _Check:
             other = name + (SCALE_INV if scheme.scale == SCALE else SCALE)
             if other in self._tensors:
                 self._check_other_scale(name, weight, scheme, other)
-            elif self._complete:
-                message = f"has no scale: {scale_name} is in no shard"
-                self._add("scale-missing", name, message, f"{AGAIN}, or {SAME_REVISION}")
+            else:
+                self._report_missing(name, scale_name)
             return
         if scale.dtype not in SCALE_DTYPES:
             message = f"is {scale.dtype}, expected one of {', '.join(sorted(SCALE_DTYPES))}"
@@ -191,7 +218,10 @@ class _Check:
     def _check_orphans(self) -> None:
         for name in self._tensors if self._complete else ():
             weight = weight_of_scale(name)
-            if weight and weight.endswith(".weight") and weight not in self._tensors:
+            if not weight or not weight.endswith(".weight"):
+                continue
+            # Compressed-tensors packs weights of 4 bits under a name of their own.
+            if not {weight, f"{weight}_packed"} & self._tensors.keys():
                 message = f"is the scale of {weight}, which is in no shard"
                 self._add("weight-missing", name, message, f"{AGAIN}, or {SAME_REVISION}")
 
@@ -219,7 +249,8 @@ class _Check:
                 continue
             if not is_language_model(name) or self._is_ignored_by_any_name(module):
                 continue
-            if self._quantization.scheme_of(module) is not None:
+            scheme = self._quantization.scheme_of(module)
+            if scheme is not None and scheme.strategy:
                 message = f"is {tensor.dtype}, but config.json does not list it as not quantized"
                 self._add("not-quantized", name, message, SAME_REVISION, "warning")
 

@@ -11,7 +11,7 @@ from fp8fleet.headers import Tensor
 from fp8fleet.schemes import Quantization
 
 LARGEST = 64
-LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 """Finds a layer's number in a tensor's name."""
 _USUAL = (1, 2, 4, 8, 16)
 _TOWERS = ("vision", "visual", "audio", "image", "multi_modal", "mm_")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,18 @@ from checkpoints import (
     shard_bytes,
 )
 
-from fp8fleet import hostcli, inspect_cli
+from fp8fleet import hostcli, inspect_cli, patterns
 from fp8fleet.checkpoint import Checkpoint, inspect_directory, inspect_known
 from fp8fleet.errors import OperatorError
 from fp8fleet.findings import Finding
 from fp8fleet.headers import Header, header_of_entries, headers_text, read_header
+from fp8fleet.manifest import INSPECTED
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 LAYOUTS = sorted(QUANTIZATIONS)
+BARE = '{"architectures": ["X"], "model_type": "x", "num_hidden_layers": 1}'
+"""The least that a config.json says."""
+A, B = "layers.0.a", "layers.0.b"
 
 
 @pytest.fixture
@@ -187,6 +194,13 @@ def test_trailing_bytes_are_counted(model: Model) -> None:
         ((8).to_bytes(8, "little") + b"{nothing", "header-not-json", "not JSON"),
         ((8).to_bytes(8, "little") + b"nonsense", "header-not-json", "'{'"),
         (b"abc", "truncated", "3 bytes"),
+        (b'<?xml version="1.0"?><Error>AccessDenied</Error>', "html", "an XML page"),
+        (b'<?xml version="1.0"?>\n<!-- x -->\n<HTML><body>404', "html", "an HTML page"),
+        (b"<!-- sorry --><html><body>404</body></html>", "html", "an HTML page"),
+        (b'<?xml version="1', "html", "an XML page"),
+        (b'{"error": "not found"}', "text", """begins '{"error": "not found"}'"""),
+        (b"404 page not found\n", "text", "begins '404 page not found'"),
+        ("文件不存在".encode() * 20, "text", "begins '文件不存在"),
     ],
 )
 def test_a_shard_that_is_something_else_is_named_for_what_it_is(
@@ -212,25 +226,23 @@ def test_what_an_unreadable_shard_holds_is_not_found_missing_again(
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [
-        (lambda e: e["b"].update(data_offsets=[40, 56]), "hole", "8 bytes behind"),
-        (lambda e: e["b"].update(data_offsets=[24, 40]), "overlap", "8 bytes inside"),
-        (lambda e: e["b"].update(shape=[3, 2]), "tensor-size", "BF16 [3, 2] takes 12"),
-        (lambda e: e["b"].update(dtype="F24"), "dtype-unknown", "F24"),
-        (lambda e: e["b"].pop("shape"), "header-bad-entry", "'b'"),
-        (lambda e: e["b"].update(shape=[-1]), "header-bad-entry", "'b'"),
+        (lambda e: e[B].update(data_offsets=[40, 56]), "hole", "8 bytes behind"),
+        (lambda e: e[B].update(data_offsets=[24, 40]), "overlap", "8 bytes inside"),
+        (lambda e: e[B].update(shape=[3, 2]), "tensor-size", "BF16 [3, 2] takes 12"),
+        (lambda e: e[B].update(dtype="F24"), "dtype-unknown", "F24"),
+        (lambda e: e[B].pop("shape"), "header-bad-entry", B),
+        (lambda e: e[B].update(shape=[-1]), "header-bad-entry", B),
     ],
 )
 def test_a_header_must_cover_its_file_exactly(
     tmp_path: Path, change: Any, code: str, says: str
 ) -> None:
-    entries = entries_of({"a": ("BF16", (4, 4)), "b": ("BF16", (4, 2))})
+    entries = entries_of({A: ("BF16", (4, 4)), B: ("BF16", (4, 2))})
     (tmp_path / "model.safetensors").write_bytes(shard_bytes(entries))
-    (tmp_path / "config.json").write_text('{"architectures": ["X"]}')
+    (tmp_path / "config.json").write_text(BARE)
     assert inspect_directory(tmp_path).findings == ()
     change(entries)
-    shard = shard_bytes(
-        entries, data=max(e["data_offsets"][1] for e in (entries["a"], entries["b"]))
-    )
+    shard = shard_bytes(entries, data=max(e["data_offsets"][1] for e in (entries[A], entries[B])))
     (tmp_path / "model.safetensors").write_bytes(shard)
     finding = only(inspect_directory(tmp_path))
     assert finding.code == code
@@ -240,7 +252,7 @@ def test_a_header_must_cover_its_file_exactly(
 def test_a_name_twice_in_a_header_is_found(tmp_path: Path) -> None:
     text = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8"}}'
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"x")
-    (tmp_path / "config.json").write_text('{"architectures": ["X"]}')
+    (tmp_path / "config.json").write_text(BARE)
     finding = only(inspect_directory(tmp_path))
     assert (finding.code, "'a' twice" in finding.message) == ("header-duplicate", True)
 
@@ -260,6 +272,74 @@ def test_config_and_index_must_be_json(model: Model, name: str, content: str, co
     (model.write() / name).write_text(content)
     finding = only(inspect_directory(model.directory))
     assert (finding.code, finding.file) == (code, name)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (json.dumps(LLAMA).encode("utf-16"), "utf-8"),
+        (b"\xef\xbb\xbf" + json.dumps(LLAMA).encode(), "BOM"),
+        (b"\xff", "utf-8"),
+        (b"[" * 200_000, "nested deeper than 100"),
+        (b'{"a": ' + b"[" * 600 + b"]" * 600 + b"}", "nested deeper than 100"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "5000 digits"),
+        (b'{"a": ' + b"9" * 101 + b"}", "101 digits"),
+    ],
+)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_beyond_its_bounds_is_one_finding(
+    model: Model, name: str, content: bytes, says: str
+) -> None:
+    (model.write() / name).write_bytes(content)
+    finding = only(inspect_directory(model.directory))
+    assert (finding.code, finding.severity, finding.file) == ("not-json", "error", name)
+    assert says in finding.message
+
+
+def test_a_json_file_of_absurd_length_is_not_read(model: Model) -> None:
+    os.truncate(model.write() / "config.json", 100_000_001)
+    finding = only(inspect_directory(model.directory))
+    assert (finding.code, finding.file) == ("unreadable", "config.json")
+    assert "more than 100000000 bytes" in finding.message
+
+
+def test_infinity_in_a_config_is_a_number_as_it_is_to_the_engine(model: Model) -> None:
+    model.config["time_step_limit"] = [0.0, float("inf")]
+    assert inspect_directory(model.write()).findings == ()
+
+
+def test_a_key_that_stands_twice_in_a_config_is_told(model: Model) -> None:
+    path = model.write() / "config.json"
+    path.write_text('{"hidden_size": 7, ' + path.read_text()[1:])
+    finding = only(inspect_directory(model.directory))
+    assert (finding.code, finding.severity) == ("key-twice", "warning")
+    assert "'hidden_size' twice" in finding.message
+
+
+NOT_FILES = {
+    "a pipe": os.mkfifo,
+    "a directory": os.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_FILES)
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+)
+def test_what_is_no_regular_file_is_not_waited_for(model: Model, name: str, kind: str) -> None:
+    path = model.write() / name
+    path.unlink()
+    NOT_FILES[kind](path)
+    finding = only(inspect_directory(model.directory))
+    assert (finding.code, finding.file) == ("unreadable", name)
+
+
+def test_a_link_to_nothing_is_a_missing_config(model: Model) -> None:
+    path = model.write() / "config.json"
+    path.unlink()
+    path.symlink_to("nothing")
+    assert only(inspect_directory(model.directory)).code == "config-missing"
 
 
 def test_a_missing_config_is_an_error(model: Model) -> None:
@@ -288,6 +368,70 @@ def test_what_is_not_a_model_directory_is_a_wrong_input(tmp_path: Path, made: bo
     assert caught.value.exit_code == 2
 
 
+def test_shards_without_a_tensor_are_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").write_bytes(shard_bytes({}))
+    finding = only(inspect_directory(tmp_path))
+    assert (finding.code, finding.severity) == ("no-tensors", "error")
+
+
+def test_tensors_of_no_layer_at_all_are_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    content = shard_bytes(entries_of({"a": ("U8", (1,))}))
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert only(inspect_directory(tmp_path)).code == "layer-missing"
+
+
+def write_header(model: Model, text: bytes, data: bytes = b"") -> None:
+    """Write the model as one shard with that header."""
+    model.directory.mkdir()
+    (model.directory / "config.json").write_text(BARE)
+    content = len(text).to_bytes(8, "little") + text + data
+    (model.directory / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "says"),
+    [
+        (b'{"dtype":"U8","shape":[%s],"data_offsets":[0,1]}' % (b"9" * 400), "not-json", "digits"),
+        (b'{"dtype":"U8","shape":[1],"data_offsets":[0,%s]}' % (b"9" * 400), "not-json", "digits"),
+        (b'{"dtype":"U8","shape":[%s],"data_offsets":[0,1]}' % (b"9" * 5000), "not-json", "digits"),
+        (b'{"dtype":"U8","shape":[1],"data_offsets":[0,%s]}' % (b"9" * 30), "bad-entry", A),
+        (b'{"dtype":"U8","shape":[%s],"data_offsets":[0,1]}' % (b"9" * 30), "bad-entry", A),
+        (
+            b'{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,1]}',
+            "bad-entry",
+            A,
+        ),
+        (b'{"dtype":"U8","shape":[NaN],"data_offsets":[0,1]}', "not-json", "NaN"),
+        (b'{"dtype":"U8","shape":[1e999],"data_offsets":[0,1]}', "not-json", "1e999"),
+        (b"[" * 90 + b"]" * 90, "bad-entry", A),
+        (b"[" * 986 + b"]" * 986, "not-json", "nested deeper"),
+        (b"[" * 100_000, "not-json", "nested deeper"),
+    ],
+)
+def test_a_header_beyond_its_bounds_is_one_finding(
+    model: Model, entry: bytes, code: str, says: str
+) -> None:
+    write_header(model, b'{"%s":%s}' % (A.encode(), entry), b"x")
+    finding = only(inspect_directory(model.directory))
+    assert (finding.code, finding.severity) == (f"header-{code}", "error")
+    assert says in finding.message
+
+
+def test_a_tensor_may_end_within_no_byte(model: Model) -> None:
+    entry = b'{"dtype":"F4","shape":[3],"data_offsets":[0,2]}'
+    write_header(model, b'{"%s":%s}' % (A.encode(), entry), b"xx")
+    finding = only(inspect_directory(model.directory))
+    assert (finding.code, finding.tensor) == ("tensor-size", A)
+
+
+def test_a_layer_of_absurd_number_is_no_layer(model: Model) -> None:
+    name = b"model.layers.%s.weight" % (b"9" * 5000)
+    write_header(model, b'{"%s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}' % name, b"x")
+    assert inspect_directory(model.directory).architecture is not None
+
+
 # --- index and shards ----------------------------------------------------------------------------
 
 
@@ -302,6 +446,20 @@ def test_a_missing_shard_is_named_with_and_without_an_index(
     finding = only(inspect_directory(model.directory))
     assert (finding.code, finding.severity) == ("shard-missing", "error")
     assert finding.file == model.shard(number).name
+
+
+@pytest.mark.parametrize("total", ["9999999", "99999999999", "9" * 200])
+def test_of_any_number_of_missing_shards_some_are_named(model: Model, total: str) -> None:
+    model.indexed = False
+    model.write()
+    model.shard(2).unlink()
+    model.shard(1).rename(model.directory / f"model-1-of-{total}.safetensors")
+    found = errors(inspect_directory(model.directory))
+    assert {finding.code for finding in found} == {"shard-missing"}
+    assert len(found) == 21
+    assert f"{int(total) - 21} more shards" in found[0].message
+    second = f"model-{2:0{len(total)}}-of-{total}.safetensors"
+    assert second in [finding.file for finding in found]
 
 
 def test_a_missing_layer_is_found_where_neither_index_nor_numbers_tell(model: Model) -> None:
@@ -365,6 +523,13 @@ def test_an_index_without_a_map_is_told(model: Model) -> None:
     model.write()
     model.index.write_text("{}")
     assert only(inspect_directory(model.directory)).code == "index-empty"
+
+
+def test_an_index_that_names_no_file_for_a_tensor_is_told(model: Model) -> None:
+    model.write()
+    rewrite_index(model, lambda m: m.update(ghost=None))
+    finding = only(inspect_directory(model.directory))
+    assert (finding.code, finding.severity, finding.tensor) == ("index-entry", "error", "ghost")
 
 
 # --- quantization --------------------------------------------------------------------------------
@@ -535,6 +700,124 @@ def test_other_methods_are_told_as_unchecked(model: Model, part: dict[str, Any])
     assert (finding.code, finding.severity) == ("quantization-unchecked", "info")
 
 
+UNSCALED = {n: s for n, s in llama_tensors("ct-block").items() if "scale" not in n}
+
+
+def group(**weights: Any) -> dict[str, Any]:
+    """A quantization_config with one group, of quantized weights as ``weights`` says."""
+    made = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"} | weights}
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": made}}
+
+
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [
+        ({"quant_method": "compressed-tensors"}, "quantization-config"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "quantization-config"),
+        ({"quant_method": "compressed-tensors", "config_groups": [1]}, "quantization-config"),
+        ({"config_groups": {"g": None}}, "quantization-config"),
+        ({"config_groups": {"g": {"targets": ["Linear"]}}}, "quantization-config"),
+        ({"config_groups": {"g": {"weights": {"num_bits": 8}}}}, "quantization-config"),
+        (group(num_bits=[8]), "quantization-config"),
+        (group(num_bits="eight"), "quantization-config"),
+        (group(type=["float"]), "quantization-config"),
+        (group(type="floats"), "quantization-config"),
+        (group(strategy=5), "quantization-config"),
+        ({"quant_method": None, "activation_scheme": "dynamic"}, "quantization-config"),
+        ({"quant_method": ["fp8"]}, "quantization-config"),
+        ({"quant_method": "fp8", "activation_scheme": ["dynamic"]}, "quantization-config"),
+        ("fp8", "quantization-config"),
+        (["fp8"], "quantization-config"),
+        # compressed-tensors reads these, so they are checked
+        (group(num_bits="8"), "scale-missing"),
+        (group(type="FLOAT"), "scale-missing"),
+        (group(strategy="CHANNEL"), "scale-missing"),
+        (group(group_size=-1), "scale-missing"),
+        # what is not known here has scales all the same
+        (group(strategy="group", group_size=32), "scale-missing"),
+        ({"quant_method": "fp9"}, "scale-missing"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "scale-missing"),
+    ],
+)
+def test_quantized_weights_without_scales_never_pass(model: Model, part: Any, code: str) -> None:
+    model.tensors = UNSCALED
+    model.config["quantization_config"] = part
+    found = inspect_directory(model.write())
+    assert code in {finding.code for finding in errors(found)}
+
+
+def test_groups_of_weights_are_told_as_unchecked(model: Model) -> None:
+    model.config["quantization_config"] = group(strategy="group", group_size=128)
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, finding.severity) == ("quantization-unchecked", "info")
+
+
+def test_packed_weights_have_scales_without_a_weight(model: Model) -> None:
+    """A group of 4 bits beside one of 8, as llm-compressor writes NVFP4."""
+    name = "model.layers.0.mlp.down_proj"
+    del model.tensors[f"{name}.weight"]
+    model.tensors[f"{name}.weight_packed"] = ("U8", (HIDDEN, 256))
+    model.tensors[f"{name}.weight_scale"] = ("F8_E4M3", (HIDDEN, 32))
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    model.quantization["config_groups"]["nvfp4"] = {"targets": [f"re:.*{name}"], "weights": weights}
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, finding.severity) == ("quantization-unchecked", "info")
+
+
+def test_packed_weights_alone_are_told_as_unchecked(tmp_path: Path) -> None:
+    """INT4, as quantized.w4a16 models have it."""
+    model = Model(tmp_path, "none")
+    for name, (_, shape) in dict(model.tensors).items():
+        if "proj" in name:
+            del model.tensors[name]
+            model.tensors[f"{name}_packed"] = ("F32", (shape[0], shape[1] // 8))
+            model.tensors[f"{name}_scale"] = ("BF16", (shape[0], shape[1] // 128))
+    part = group(num_bits=4, type="int", strategy="group", group_size=128)
+    model.config["quantization_config"] = {
+        **part,
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+    }
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, finding.severity) == ("quantization-unchecked", "info")
+
+
+@pytest.mark.parametrize("key", ["ignore", "targets"])
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("re:(", "unterminated"),
+        ("re:a{99999999999999}", "OverflowError"),
+        ("re:" + "(" * 3000 + ")" * 3000, "RecursionError"),
+    ],
+)
+def test_a_pattern_that_is_no_regular_expression_is_named(
+    model: Model, key: str, pattern: str, says: str
+) -> None:
+    holder = model.quantization
+    if key == "targets":
+        holder = holder["config_groups"]["group_0"]
+    holder[key].append(pattern)
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, finding.severity) == ("quantization-config", "error")
+    assert says in finding.message
+
+
+def test_a_pattern_that_never_ends_is_named(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 1.0)
+    model.quantization["ignore"] += ["re:.*gate$", "re:(.+)+z", "re:.*router"]
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, finding.severity) == ("quantization-config", "error")
+    assert "'re:(.+)+z' cannot be matched" in finding.message
+    assert "more than 1 s" in finding.message
+
+
+@pytest.mark.parametrize("value", [[None, 1, {}], "lm_head", {"a": 1}])
+def test_a_list_of_what_is_not_quantized_holds_names(model: Model, value: Any) -> None:
+    model.quantization["ignore"] = value
+    assert "quantization-config" in {f.code for f in errors(inspect_directory(model.write()))}
+
+
 def test_modelopts_file_of_its_own_is_read(model: Model) -> None:
     del model.config["quantization_config"]
     path = model.write() / "hf_quant_config.json"
@@ -552,7 +835,10 @@ def test_ascends_file_of_its_own_is_read(tmp_path: Path) -> None:
     assert (found.quantization, codes(found)) == ("ascend", ["quantization-unchecked"])
 
 
-@pytest.mark.parametrize("value", [[128], 128, "128", [128, 0], [128, "128"]])
+@pytest.mark.parametrize(
+    "value",
+    [[128], 128, "128", [128, 0], [128, "128"], [True, True], [128.0, 128.0], "9" * 4400 + "x1"],
+)
 def test_a_block_size_that_is_no_pair_is_refused(tmp_path: Path, value: Any) -> None:
     model = Model(tmp_path, "deepseek")
     model.quantization["weight_block_size"] = value
@@ -588,13 +874,99 @@ def test_heads_that_the_keys_do_not_have_are_told(model: Model) -> None:
     model.config["head_dim"] = 248
     finding = only(inspect_directory(model.write()))
     assert (finding.code, finding.count) == ("config-heads", LAYERS)
-    assert f"has {2 * HEAD_DIM} rows" in finding.message
-    assert "496" in finding.message
+    assert f"has shape [{2 * HEAD_DIM}, {HIDDEN}]" in finding.message
+    assert "496 rows" in finding.message
 
 
 def test_a_config_without_architectures_is_told(model: Model) -> None:
     del model.config["architectures"]
     assert only(inspect_directory(model.write())).code == "no-architecture"
+
+
+@pytest.mark.parametrize("value", [None, -1, 0, 1.0, "2", True, [], 10**9, 10**30])
+def test_layers_that_cannot_be_are_an_error(model: Model, value: Any) -> None:
+    model.config["num_hidden_layers"] = value
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, finding.severity) == ("config-value", "error")
+    assert "num_hidden_layers is" in finding.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": -1},
+        {"vocab_size": 10**20},
+        {"num_attention_heads": 10**20},
+        {"architectures": "LlamaForCausalLM"},
+        {"architectures": [["x"]]},
+        {"rope_parameters": {"rope_type": "linear", "factor": float("nan")}},
+        {"rope_parameters": {"rope_type": "linear", "factor": float("inf")}},
+        {"rope_parameters": {"rope_type": "linear", "factor": -2}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 1e300}},
+        {"rope_parameters": {"rope_type": ["yarn"], "factor": 2}},
+        {"rope_parameters": {"rope_type": {}, "factor": 2}},
+        {"rope_parameters": {"full_attention": {"rope_theta": float("nan")}}},
+        {"rope_parameters": None, "rope_theta": float("nan")},
+        {"rope_parameters": None, "rope_scaling": [1, 2]},
+        {"per_layer_config": {"1": {"head_dim": 10**20}}},
+    ],
+)
+def test_values_with_which_no_engine_answers_rightly_are_an_error(
+    model: Model, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.config |= changes
+    assert "config-value" in {f.code for f in errors(inspect_directory(model.write()))}
+    code, out, _ = run(capsys, model.directory, "--json")
+    json.loads(out, parse_constant=pytest.fail)
+    assert code == 1
+
+
+def test_a_context_beyond_all_bounds_is_left_to_max_model_len(model: Model) -> None:
+    model.config["max_position_embeddings"] = 10**30
+    found = inspect_directory(model.write())
+    assert (only(found).code, only(found).severity) == ("config-value", "warning")
+    assert found.architecture is not None
+    assert found.architecture.context is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_heads": None, "intermediate_size": None},
+        {"intermediate_size": [512, 512]},
+        {"sliding_window": -1, "num_experts": 0},
+        {"sliding_window_pattern": "LLLG"},
+        {"rope_parameters": {"rope_theta": [1e4, 1e6], "mrope_section": [16, 24, 24]}},
+        {"layer_types": [1, {}]},
+    ],
+)
+def test_spellings_of_other_classes_are_no_finding(model: Model, changes: dict[str, Any]) -> None:
+    model.config |= changes
+    assert inspect_directory(model.write()).findings == ()
+
+
+def test_a_config_that_only_names_its_class_is_an_error(model: Model) -> None:
+    model.config = {"architectures": ["LlamaForCausalLM"]}
+    model.tensors = llama_tensors("none")
+    found = inspect_directory(model.write())
+    assert codes(found) == ["no-model-type", "config-incomplete"]
+    assert not found.whole
+
+
+def test_layers_that_the_class_knows_are_only_told(tmp_path: Path) -> None:
+    """llava-hf/llava-1.5-7b-hf leaves its language model's layers to LlamaConfig."""
+    model = Model(tmp_path, "none")
+    text = {"model_type": "llama", "vocab_size": 32064}
+    model.config = {"architectures": ["X"], "model_type": "llava", "text_config": text}
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, finding.severity) == ("config-incomplete", "warning")
+
+
+def test_keys_without_rows_are_told(tmp_path: Path) -> None:
+    model = Model(tmp_path, "none")
+    model.tensors["model.layers.0.self_attn.k_proj.weight"] = ("F32", ())
+    finding = only(inspect_directory(model.write()))
+    assert (finding.code, "has shape []" in finding.message) == ("config-heads", True)
 
 
 @pytest.mark.parametrize("value", [None, "x", -1, 0, [], {}, True, 1.5])
@@ -800,6 +1172,79 @@ def test_the_json_has_what_a_program_needs(
     assert set(finding) >= {"severity", "file", "tensor", "message", "remedy"}
 
 
+BAD_NAME = "layers.0.a\x1b[31m\nerror: fake\u2028\u202e\ud800"
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_no_name_in_a_checkpoint_forges_a_line(
+    model: Model, indexed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every text of the files, in what is summed up and in findings."""
+    entries = {BAD_NAME: {"dtype": BAD_NAME, "shape": [1], "data_offsets": [0, 4]}}
+    rope = {"rope_type": BAD_NAME, BAD_NAME: BAD_NAME}
+    model.config |= {"architectures": [BAD_NAME], "torch_dtype": BAD_NAME, "dtype": None}
+    model.config |= {"quantization_config": {"quant_method": BAD_NAME}, "rope_parameters": rope}
+    model.config |= {"layer_types": [BAD_NAME] * LAYERS, "num_attention_heads": BAD_NAME}
+    model.write()
+    model.shard(1).write_bytes(shard_bytes(entries))
+    if indexed:
+        rewrite_index(model, lambda m: m.update({BAD_NAME: BAD_NAME}))
+    else:
+        model.index.unlink()
+    code, out, err = run(capsys, model.directory)
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert not any(line.startswith("error: fake") for line in lines)
+    assert all(line.isprintable() for line in lines)
+    assert r"\x1b[31m\nerror: fake\u2028\u202e\ud800" in out
+    code, out, _ = run(capsys, model.directory, "--json")
+    assert (code, json.loads(out)["architecture"]["name"]) == (1, BAD_NAME)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"{", b'{"a\nerror: fake": 1}', b"\xff", b"[]"]
+)
+def test_stored_headers_that_are_none_are_a_wrong_input(
+    model: Model, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = model.directory.parent / "headers.json"
+    stored.write_bytes(content)
+    code, out, err = run(capsys, model.write(), "--headers", stored)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {stored}: ")
+    assert err.count("\n") == 1
+
+
+def test_stored_headers_from_a_pipe_are_a_wrong_input(
+    model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = model.directory.parent / "headers.json"
+    os.mkfifo(stored)
+    model.write()
+    for more in ([], ["--manifest", manifest_of(model)]):
+        code, _, err = run(capsys, model.directory, "--headers", stored, *more)
+        assert (code, "not a regular file" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("mode", "code"), [(0o444, 1), (0o111, 2)])
+def test_a_directory_that_may_not_be_read_is_told(mode: int, code: int) -> None:
+    """Without x its files cannot be opened, without r they cannot be listed."""
+    program = (
+        "import os, sys; from fp8fleet.hostcli import main;"
+        "os.getuid() or os.setuid(65534); sys.exit(main(sys.argv[1:]))"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        directory = Model(Path(name) / "model").write()
+        directory.chmod(mode)
+        command = [sys.executable, "-c", program, "inspect", str(directory)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        directory.chmod(0o755)
+    assert done.returncode == code, done.stderr
+    assert "Permission denied" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_directory_that_is_no_model_ends_with_2_and_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -867,6 +1312,16 @@ def test_a_pass_is_noted_and_the_next_check_reads_no_header(
     assert run(capsys, *arguments)[0] == 0
     code, out, _ = run(capsys, *arguments)
     assert (code, out) == (0, f"{model.directory}: whole, as inspected before\n")
+    assert len(inspections) == 1
+
+
+def test_a_note_that_is_a_pipe_is_replaced(
+    model: Model, capsys: pytest.CaptureFixture[str], inspections: list[Path]
+) -> None:
+    manifest = manifest_of_written(model)
+    os.mkfifo(model.directory / INSPECTED)
+    for _ in range(2):
+        assert run(capsys, model.directory, "--manifest", manifest)[0] == 0
     assert len(inspections) == 1
 
 

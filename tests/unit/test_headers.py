@@ -69,6 +69,15 @@ def test_a_header_of_more_than_one_read_is_read_in_two(tmp_path: Path) -> None:
     assert sum(count for _, count in reads) == len(content) - 10
 
 
+@pytest.mark.parametrize("length", range(1, 256))
+def test_no_length_of_a_header_looks_like_a_page_or_a_text(length: int) -> None:
+    """A header's first byte may be any, also that of ``<``."""
+    text = b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    content = with_header(text.ljust((length << 8) + ord("<")))
+    read = lambda start, count: content[start : start + count]  # noqa: E731
+    assert list(header_from(read, "x", len(content)).tensors) == ["a"]
+
+
 def test_the_data_is_not_read() -> None:
     content = shard({"a": ("F32", [1 << 20], 4 << 20)})
     reads = []
@@ -92,6 +101,9 @@ def test_the_data_is_not_read() -> None:
         (struct.pack("<Q", 100) + b"{", "truncated", "has 9 bytes, its header alone announces 108"),
         (struct.pack("<Q", MAX_HEADER + 1) + b"{}", "too-long", "of 100000001 bytes"),
         (b"PK\x03\x04\x14\0\0\0\x08\0", "too-long", "announces a header of"),
+        (b"<?xml version='1.0'?><Error/>", "html", "is an XML page"),
+        (b"<!-- x --><html><body>", "html", "is an HTML page"),
+        (b'{"error": "gone"}', "text", "is a text that begins"),
         (with_header(b"[1, 2]"), "not-json", "does not begin with '{'"),
         (with_header(b"{not json"), "not-json", "is not JSON"),
         (with_header(b'{"a": "\xff"}'), "not-json", "is not JSON"),
@@ -177,6 +189,10 @@ def test_stored_headers_have_a_shard_a_line_sorted_by_path(tmp_path: Path) -> No
     ("text", "said"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON: nested deeper than 100"),
+        ('{"a": NaN}', "is not JSON: NaN"),
+        ('{"a": {}, "a": {}}', "is not JSON: names 'a' twice"),
+        ('{"a\\nb": 1}', r"a\\nb: has a header that is not a JSON object"),
         ("[]", "is not a JSON object of shards"),
         ('{"m.safetensors": []}', "m.safetensors: has a header that is not a JSON object"),
         ('{"m.safetensors": {"w": 1}}', "m.safetensors: describes tensor 'w'"),
