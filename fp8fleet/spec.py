@@ -247,6 +247,17 @@ class HostSpec(Spec):
         default=1048576, description="Open files a server may have."
     )
 
+    selinux: Literal["enforcing", "permissive", "unmanaged"] | None = Field(
+        default=None,
+        description="SELinux's mode. Unset: `enforcing` on platforms that come with SELinux,"
+        " `unmanaged` on others.",
+    )
+    selinux_network: Literal["connect", "relay"] = Field(
+        default="connect",
+        description="Where SELinux lets Nginx connect to. `connect`: any port. `relay`: web ports"
+        " and the servers' ports only.",
+    )
+
     sudo_password: SecretRef | None = Field(
         default=None,
         description="sudo's password (`env:NAME`, `file:PATH`), used with `_sudo = True`.",

@@ -88,6 +88,19 @@ class Platform(_Entry):
     """On hosts with servers: a C++ compiler for kernels compiled at run time, NUMA."""
     proxy_packages: tuple[str, ...]
     """On hosts with the proxy."""
+    selinux: bool = False
+    """Whether the distribution comes with SELinux."""
+    selinux_packages: tuple[str, ...]
+    """On hosts whose SELinux is managed: what sets it and what explains a denial."""
+    kysec: bool = False
+    """Whether the distribution comes with KySec."""
+
+
+class SelinuxService(_Entry):
+    """What SELinux's policy lets a service do without anyone's doing."""
+
+    port_types: tuple[str, ...]
+    ports: tuple[int, ...]
 
 
 class Cuda(_Entry):
@@ -148,6 +161,12 @@ def vendors() -> dict[str, Vendor]:
 def platforms() -> dict[str, Platform]:
     """All known platforms by inventory name."""
     return _load("platforms", Platform)
+
+
+@cache
+def selinux() -> dict[str, SelinuxService]:
+    """What SELinux's policies of all platforms have in common, by service."""
+    return _load("selinux", SelinuxService)
 
 
 @cache

@@ -25,6 +25,7 @@ from fp8fleet.planner.host import absent_files, host_directories, host_files, ho
 from fp8fleet.planner.model import model_files, model_plan, peer_plan
 from fp8fleet.planner.proxy import proxy_plan
 from fp8fleet.planner.requirements import requirements_of
+from fp8fleet.planner.selinux import selinux_plan
 from fp8fleet.planner.servers import instance_files
 from fp8fleet.planner.serving import Serving
 from fp8fleet.planner.sources import BEYOND_MEANING, check_addresses, serving_of
@@ -72,11 +73,14 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         files += [f for i in own.instances for f in instance_files(spec, own, i, model)]
     proxy, proxy_files = proxy_plan(fleet, host, platform, serving)
     files += proxy_files
+    frontend = frontend_plan(spec)
+    environments = (tools, own.engine) if own else (tools,)
+    selinux = selinux_plan(spec, platform, frontend, environments, proxy, tuple(files))
     return HostPlan(
         name=host.name,
         platform=spec.platform,
         family=platform.family,
-        packages=host_packages(platform, own is not None, proxy is not None),
+        packages=host_packages(platform, own is not None, proxy is not None, selinux is not None),
         service_user=spec.service_user,
         no_login_shell="/usr/sbin/nologin" if platform.family == "apt" else "/sbin/nologin",
         sysctl={key: str(value) for key, value in spec.sysctl.items()},
@@ -89,7 +93,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         ca_bundle=spec.ca_bundle,
         package_options=package_options(spec),
         trusted_hosts=trusted_hosts(spec),
-        frontend=frontend_plan(spec),
+        frontend=frontend,
         tools=tools,
         program=program,
         engine=own.engine if own else None,
@@ -97,6 +101,8 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         instances=own.instances if own else (),
         proxy=proxy,
         requirements=requirements_of(spec, own, tools, model, proxy),
+        selinux=selinux,
+        kysec=platform.kysec,
         notes=own.notes if own else (),
         gateways=() if host.is_gateway else gateways,
     )

@@ -15,11 +15,14 @@ from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec
 
 
-def host_packages(platform: Platform, serves: bool, proxies: bool) -> tuple[str, ...]:
+def host_packages(
+    platform: Platform, serves: bool, proxies: bool, selinux: bool
+) -> tuple[str, ...]:
     """The distribution's packages that a host needs."""
     names = [*platform.packages]
     names += platform.serving_packages if serves else ()
     names += platform.proxy_packages if proxies else ()
+    names += platform.selinux_packages if selinux else ()
     return tuple(sorted(names))
 
 

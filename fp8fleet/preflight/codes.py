@@ -122,8 +122,9 @@ CODES: dict[str, Code] = {
     "port-taken": _error("Another program listens on a port of the plan."),
     "firewall-closed": _warning("A firewall runs and the proxy's port is not open."),
     "proxy-differs": _warning("The host is set to an HTTP proxy that the inventory does not name."),
+    "selinux-disabled": _error("The inventory asks for SELinux and it is off: a reboot is needed."),
     "selinux-off": _warning("SELinux is disabled on a distribution that has it."),
-    "selinux-permissive": _warning("SELinux only logs."),
+    "selinux-permissive": _warning("SELinux only logs, now or as the inventory has it."),
     "selinux-pending": _warning("SELinux's mode now and its mode after a reboot differ."),
     "kysec-exec": _warning("KySec controls what may be executed: new programs may be denied."),
 }

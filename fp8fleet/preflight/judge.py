@@ -42,7 +42,7 @@ def judge(plan: HostPlan, lines: Iterable[str], now: float) -> Judgement:
     if "time" not in parts:
         return Judgement(None, tuple(_who(parts)))
     facts = read_facts(parts)
-    case = Case(plan.requirements, plan.platform, facts, now)
+    case = Case(plan.requirements, plan.platform, plan.selinux, facts, now)
     found = [finding for look in CHECKS for finding in look(case)]
     order = list(CODES)
     found.sort(key=lambda finding: (finding.severity != "error", order.index(finding.code)))
