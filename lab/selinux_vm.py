@@ -1,8 +1,8 @@
 """A host with SELinux enforcing: Debian in an emulated machine, frozen after its first boot.
 
 Containers share this machine's kernel and its policy, so SELinux needs a machine of its own. It is
-emulated (no KVM is needed), its only network is one port of this machine's loopback that leads to
-its sshd, and every start resumes the frozen first boot over a throw-away disk.
+emulated (no KVM is needed), its only network is a loopback address of this machine on which some of
+its ports are, and every start resumes the frozen first boot over a throw-away disk.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +30,8 @@ from lab.site import build_once, cache_dir, lab_dir, locked, write_whole
 NAME = "lab-selinux"
 ADDRESS = "10.0.2.15"
 """The machine's own address, which only itself reaches."""
+_PORTS = (22, 8000, 8080, 8081)
+"""Its TCP ports that are reached from here."""
 
 _TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "mke2fs": "e2fsprogs"}
 # Beside what a host installs: kernel and what boots it, the policy and its tools, the audit log.
@@ -115,18 +117,16 @@ def up() -> None:
     down()
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
-    public = " ".join((made / "host_key.pub").read_text().split()[:2])
-    write_whole(folder / "known_hosts", f"[127.0.0.1]:{port} {public}\n")
-    write_whole(folder / "port", f"{port}\n")
-    write_whole(folder / "ssh_config", _ssh_entry(made / "client", folder / "known_hosts", port))
+    address = _free_address()
+    write_whole(folder / "address", address)
+    config = _write_ssh_files(folder, made, address)
     say(f"{NAME}: resuming")
     resumed = ["-monitor", "none", "-incoming", f"exec:cat {made / 'memory'}"]
-    machine = _machine(made, port, "snapshot=on", _console())
+    machine = _machine(made, address, "snapshot=on")
     # the throw-away disk grows in a file without a name in this folder
     temporary = ["env", f"TMPDIR={folder}"]
     background([*temporary, *machine, *resumed], _record(), folder / "qemu.log")
-    _wait_for_ssh(folder / "ssh_config", lambda: alive(_record()) is not None)
+    _wait_for_ssh(config, lambda: alive(_record()) is not None)
     set_clock()
 
 
@@ -148,10 +148,16 @@ def connection() -> dict[str, Any]:
     """Return the inventory's keys with which SSH reaches the machine."""
     folder = _folder()
     return {
-        "ssh_hostname": NAME,
-        "ssh_config_file": str(folder / "ssh_config"),
+        "ssh_hostname": address(),
+        "ssh_user": "root",
+        "ssh_key": str(folder / "client"),
         "ssh_known_hosts_file": str(folder / "known_hosts"),
     }
+
+
+def address() -> str:
+    """Return the running machine's address on this machine."""
+    return (_folder() / "address").read_text()
 
 
 def set_clock() -> None:
@@ -263,13 +269,9 @@ def _freeze(folder: Path) -> None:
     """Boot for the first time; when everything has started, write the memory to a file."""
     say("SELinux machine: its first boot, once")
     _folder().mkdir(parents=True, exist_ok=True)
-    port = _free_port()
-    public = " ".join((folder / "host_key.pub").read_text().split()[:2])
-    known = folder / "known_hosts"
-    write_whole(known, f"[127.0.0.1]:{port} {public}\n")
-    config = folder / "ssh_config"
-    write_whole(config, _ssh_entry(folder / "client", known, port))
-    command = [*_machine(folder, port, "snapshot=off", _console()), "-qmp", "stdio"]
+    address = _free_address()
+    config = _write_ssh_files(_folder(), folder, address)
+    command = [*_machine(folder, address, "snapshot=off"), "-qmp", "stdio"]
     machine = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", *command],
         stdin=subprocess.PIPE,
@@ -312,18 +314,19 @@ def _ask(machine: subprocess.Popen[str], command: str, **arguments: Any) -> dict
     raise CheckFailed(f"qemu ended at {command}")
 
 
-def _machine(folder: Path, port: int, disk: str, console: Path) -> list[str]:
+def _machine(folder: Path, address: str, disk: str) -> list[str]:
     """The emulated machine. A processor that is the same everywhere: the frozen one knows it."""
+    ports = ",".join(f"hostfwd=tcp:{address}:{port}-:{port}" for port in _PORTS)
     return [
         *("qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi"),
         *("-cpu", "Nehalem-v1", "-smp", "2", "-m", str(_MEMORY_MIB), "-nodefaults"),
         *("-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initrd.img")),
         *("-append", _KERNEL_ARGUMENTS),
         *("-drive", f"file={folder / 'disk'},format=raw,if=virtio,cache=unsafe,{disk}"),
-        # no way out: from the guest nothing is reached, from here its sshd alone
-        *("-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"),
+        # no way out: from the guest nothing is reached
+        *("-netdev", f"user,id=net,restrict=on,{ports}"),
         *("-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci"),
-        *("-display", "none", "-serial", f"file:{console}"),
+        *("-display", "none", "-serial", f"file:{_console()}"),
     ]
 
 
@@ -337,17 +340,27 @@ def _wait_for_ssh(config: Path, runs: Any) -> None:
         time.sleep(0.5)
 
 
-def _ssh_entry(key: Path, known: Path, port: int) -> str:
-    return (
-        f"Host {NAME}\n  HostName 127.0.0.1\n  Port {port}\n  User root\n"
-        f"  IdentityFile {key}\n  IdentitiesOnly yes\n"
-        f"  UserKnownHostsFile {known}\n  StrictHostKeyChecking yes\n"
+def _write_ssh_files(folder: Path, made: Path, address: str) -> Path:
+    """Write what ssh needs to reach a machine made in ``made``; returns its ssh_config."""
+    public = " ".join((made / "host_key.pub").read_text().split()[:2])
+    known = folder / "known_hosts"
+    write_whole(known, f"{address} {public}\n")
+    key = folder / "client"
+    key.unlink(missing_ok=True)
+    key.symlink_to(made / "client")
+    config = folder / "ssh_config"
+    write_whole(
+        config,
+        f"Host {NAME}\n  HostName {address}\n  User root\n"
+        f"  IdentityFile {made / 'client'}\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {known}\n  StrictHostKeyChecking yes\n",
     )
+    return config
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+def _free_address() -> str:
+    """A loopback address that no other lab of this machine uses: all of 127.0.0.0/8 is one."""
+    return f"127.{secrets.randbelow(254) + 1}.{secrets.randbelow(256)}.{secrets.randbelow(254) + 1}"
 
 
 def _folder() -> Path:

@@ -55,13 +55,17 @@ def admitted(plan: HostPlan, prefix: str) -> Iterator[StringCommand]:
     """
     path = shlex.quote(prefix)
     if plan.selinux:
-        yield streamed(relabel_command(path))
+        yield StringCommand(relabel_command(path))
     if plan.kysec:
         yield streamed(trust_command(path))
 
 
 def relabel_command(path: str) -> str:
-    """Give all of a tree the SELinux labels that the policy has for it."""
+    """Give all of a tree the SELinux labels that the policy has for it.
+
+    Not to be streamed: SELinux's tools may not have the work lock's file open, and the denial would
+    stand in the log.
+    """
     return f"sh -c '[ ! -e /sys/fs/selinux/enforce ] || [ ! -e {path} ] || restorecon -R {path}'"
 
 

@@ -22,7 +22,7 @@ from fp8fleet.plan import (
     SelinuxPlan,
 )
 from fp8fleet.session import current
-from roles.operations import failed, relabel_command, streamed
+from roles.operations import failed, relabel_command
 from roles.selinux.facts import (
     CONFIG,
     AllowRules,
@@ -65,7 +65,7 @@ def _booleans(selinux: SelinuxPlan, found: SelinuxState) -> Iterator[StringComma
         if found.booleans.get(name) is not value or found.persistent.get(name) is not value
     ]
     if wrong:
-        yield streamed(f"setsebool -P {' '.join(wrong)}")
+        yield StringCommand(f"setsebool -P {' '.join(wrong)}")
 
 
 def _ports(selinux: SelinuxPlan, found: SelinuxState) -> Iterator[StringCommand]:
@@ -76,7 +76,7 @@ def _ports(selinux: SelinuxPlan, found: SelinuxState) -> Iterator[StringCommand]
         if not fine:
             label = f"-t {WEB.port_types[0]} -p tcp {port}"
             both = f"semanage port -a {label} 2>/dev/null || semanage port -m {label}"
-            yield streamed(f"sh -c {shlex.quote(both)}")
+            yield StringCommand(f"sh -c {shlex.quote(both)}")
 
 
 def _labels(selinux: SelinuxPlan, found: SelinuxState) -> Iterator[StringCommand]:
@@ -91,10 +91,10 @@ def _labels(selinux: SelinuxPlan, found: SelinuxState) -> Iterator[StringCommand
         if found.equivalences.get(path) != like:
             words = f"-e {shlex.quote(like)} {shlex.quote(path)}"
             both = f"semanage fcontext -a {words} 2>/dev/null || semanage fcontext -m {words}"
-            yield streamed(f"sh -c {shlex.quote(both)}")
+            yield StringCommand(f"sh -c {shlex.quote(both)}")
             wrong = [path]
     for tree in wrong:
-        yield streamed(relabel_command(shlex.quote(tree)))
+        yield StringCommand(relabel_command(shlex.quote(tree)))
     files = [shlex.quote(path) for path in selinux.paths if path in found.mislabelled]
     if files:
         yield StringCommand(f"restorecon {' '.join(files)}")

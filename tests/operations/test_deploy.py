@@ -60,6 +60,8 @@ ORDER = [
     "Host | Service user, without a shell",
     "Host | Directories",
     "Host | Kernel parameters are in force",
+    "SELinux | Mode, booleans, labels",
+    "KySec | Environments are trusted",
     "Conda | Requirements and the fp8fleet tool",
     "Conda | Conda frontend",
     "Conda | Tools environment",
@@ -74,6 +76,7 @@ ORDER = [
     "Nginx | The configuration is live",
     "vLLM | Servers no longer planned",
     "Accept | The endpoint answers",
+    "SELinux | Nothing of ours was denied",
 ]
 
 NEVER_A_CHANGE = {
@@ -82,6 +85,10 @@ NEVER_A_CHANGE = {
     "Host | Kernel parameters are in force",
     "vLLM | Servers no longer planned",
     "Accept | The endpoint answers",
+    "SELinux | Nothing of ours was denied",
+    # left alone on Ubuntu, which has neither
+    "SELinux | Mode, booleans, labels",
+    "KySec | Environments are trusted",
 }
 
 
@@ -173,6 +180,12 @@ def test_the_order_holds_in_a_fleet_that_is_as_planned_and_with_a_limit(tmp_path
         names = [operation["name"] for operation in dry(site, site, *arguments)]
         assert names == [name for name in ORDER if name in names]
         assert set(ORDER) - set(names) <= {"vLLM | Server 1", "vLLM | Server 2"}
+
+
+def test_selinux_and_kysec_are_set_where_the_platform_has_them(tmp_path: Path) -> None:
+    found = changes(dry("bare", inventory(tmp_path, "site", FLEET)))
+    assert found["SELinux | Mode, booleans, labels"] == ["@fake/kylin-1"]
+    assert found["KySec | Environments are trusted"] == ["@fake/kylin-1"]
 
 
 def test_an_operation_has_one_name_whatever_the_host(tmp_path: Path) -> None:
