@@ -1,6 +1,20 @@
 """From a bare host to a served, proven model; run again, it changes only what is not so."""
 
-from roles import accept, cmake, conda, driver, firewall, host, lock, model, nginx, preflight, vllm
+from roles import (
+    accept,
+    cmake,
+    conda,
+    driver,
+    firewall,
+    host,
+    kysec,
+    lock,
+    model,
+    nginx,
+    preflight,
+    selinux,
+    vllm,
+)
 
 lock.hold()
 preflight.check()
@@ -8,6 +22,8 @@ host.prepare()
 driver.install()
 firewall.guard()
 host.settle()
+selinux.enforce()
+kysec.trust()
 cmake.install()
 conda.install()
 model.install()
@@ -16,3 +32,4 @@ nginx.proxy()
 vllm.retire()
 firewall.close()
 accept.prove()
+selinux.audit()

@@ -6,7 +6,7 @@ Roles make it so, `fp8fleet plan` and `fp8fleet render` print it, acceptance pro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fp8fleet.catalog_check import Target
 from fp8fleet.secrets import SecretRef
@@ -322,6 +322,25 @@ class DriversPlan:
 
 
 @dataclass(frozen=True)
+class SelinuxPlan:
+    """What SELinux shall be set to on a host where it is managed."""
+
+    mode: Literal["enforcing", "permissive"]
+    asked: bool
+    """The inventory names the mode; a host that cannot have it is then refused."""
+    booleans: dict[str, bool]
+    """Values of the policy's booleans by name, in force and after a reboot."""
+    ports: tuple[int, ...]
+    """TCP ports on which Nginx listens, or to which alone it may connect."""
+    equivalences: dict[str, str]
+    """Directories that are labelled like another one, by path."""
+    programs: tuple[str, ...]
+    """A program of each environment; the environment is labelled anew where its label is wrong."""
+    paths: tuple[str, ...]
+    """Further paths that have to have their labels."""
+
+
+@dataclass(frozen=True)
 class PlannedPort:
     """A TCP port that something of ours listens on."""
 
@@ -407,6 +426,10 @@ class HostPlan:
     requirements: Requirements
     drivers: DriversPlan
     firewall: FirewallPlan
+    selinux: SelinuxPlan | None
+    """None: SELinux is left alone."""
+    kysec: bool
+    """The platform comes with KySec, which has to trust what is installed."""
     notes: tuple[str, ...]
     """What the operator should know of this plan."""
     gateways: tuple[str, ...]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ class Session:
     preflight_full: bool = False
     ignored: frozenset[str] = frozenset()
     """Codes of preflight's findings that stop nothing in this run."""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long this run has been going on."""
+        return time.monotonic() - self.started
 
 
 _session: Session | None = None

@@ -371,6 +371,16 @@ class HostSpec(Spec):
         description="Disk that the journal may take, and each of Nginx's logs before compression;"
         " it goes before log_retention_days.",
     )
+    selinux: Literal["enforcing", "permissive", "unmanaged"] | None = Field(
+        default=None,
+        description="SELinux's mode. Unset: `enforcing` on platforms that come with SELinux,"
+        " `unmanaged` on others.",
+    )
+    selinux_network: Literal["connect", "relay"] = Field(
+        default="connect",
+        description="Where SELinux lets Nginx connect to. `connect`: any port. `relay`: web ports"
+        " and the servers' ports only.",
+    )
 
     sudo_password: SecretRef | None = Field(
         default=None,

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from fp8fleet.errors import OperatorError
@@ -42,8 +43,11 @@ def missing() -> str | None:
     return _debian_fault() or _overlay_fault() or _cgroup_fault()
 
 
-def install_tools() -> None:
+def install_tools(tools: Mapping[str, str] = _TOOLS) -> None:
     """Install the Debian packages that the lab's own programs come from, if any is missing.
+
+    Args:
+        tools: the packages by a program of each, which shows that it is there.
 
     Raises:
         OperatorError: the lab cannot run on this machine at all.
@@ -51,7 +55,7 @@ def install_tools() -> None:
     """
     if fault := missing():
         raise OperatorError(fault)
-    packages = [package for tool, package in _TOOLS.items() if shutil.which(tool) is None]
+    packages = [package for tool, package in tools.items() if shutil.which(tool) is None]
     if not packages:
         return
     say(f"installing the Debian packages that the lab needs: {' '.join(packages)}")

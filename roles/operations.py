@@ -12,7 +12,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, StringCommand, operation
 from pyinfra.connectors.util import CommandOutput
 
-from fp8fleet.plan import PlannedDirectory, PlannedFile
+from fp8fleet.plan import HostPlan, PlannedDirectory, PlannedFile
 from roles.facts import PathState, PathStates
 
 WORK_LOCK = "/run/fp8fleet.work"
@@ -45,6 +45,34 @@ def failed(message: str) -> FunctionCommand:
         return False
 
     return FunctionCommand(fail, [], {})
+
+
+def admitted(plan: HostPlan, prefix: str) -> Iterator[StringCommand]:
+    """Have SELinux and KySec, where a host has them, know what was just written to ``prefix``.
+
+    A new file has its directory's SELinux label, not the one that the policy has for its path, and
+    KySec refuses to execute it.
+    """
+    path = shlex.quote(prefix)
+    if plan.selinux:
+        yield StringCommand(relabel_command(path))
+    if plan.kysec:
+        yield streamed(trust_command(path))
+
+
+def relabel_command(path: str) -> str:
+    """Give all of a tree the SELinux labels that the policy has for it.
+
+    Not to be streamed: SELinux's tools may not have the work lock's file open, and the denial would
+    stand in the log.
+    """
+    return f"sh -c '[ ! -e /sys/fs/selinux/enforce ] || [ ! -e {path} ] || restorecon -R {path}'"
+
+
+def trust_command(path: str) -> str:
+    """Have KySec, where it is enabled, allow that what is below ``path`` is executed."""
+    enabled = 'getstatus 2>/dev/null | grep -q -i "kysec status: *enabled"'
+    return f"sh -c '! {enabled} || kysec_set -r -n exectl -v verified {path}'"
 
 
 @operation()

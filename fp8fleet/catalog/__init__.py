@@ -97,6 +97,19 @@ class Platform(_Entry):
     time_package: str
     kernel_packages: tuple[str, ...]
     """Patterns of what upgrades the kernel; held on hosts with an accelerator."""
+    selinux: bool = False
+    """Whether the distribution comes with SELinux."""
+    selinux_packages: tuple[str, ...]
+    """On hosts whose SELinux is managed: what sets it and what explains a denial."""
+    kysec: bool = False
+    """Whether the distribution comes with KySec."""
+
+
+class SelinuxService(_Entry):
+    """What SELinux's policy lets a service do without anyone's doing."""
+
+    port_types: tuple[str, ...]
+    ports: tuple[int, ...]
 
 
 class Cuda(_Entry):
@@ -188,6 +201,12 @@ def vendors() -> dict[str, Vendor]:
 def platforms() -> dict[str, Platform]:
     """All known platforms by inventory name."""
     return _load("platforms", Platform)
+
+
+@cache
+def selinux() -> dict[str, SelinuxService]:
+    """What SELinux's policies of all platforms have in common, by service."""
+    return _load("selinux", SelinuxService)
 
 
 @cache

@@ -34,6 +34,7 @@ from fp8fleet.planner.host import (
 from fp8fleet.planner.model import model_files, model_plan, peer_plan
 from fp8fleet.planner.proxy import proxy_plan
 from fp8fleet.planner.requirements import requirements_of
+from fp8fleet.planner.selinux import selinux_plan
 from fp8fleet.planner.servers import instance_files
 from fp8fleet.planner.serving import Serving
 from fp8fleet.planner.sources import BEYOND_MEANING, check_addresses, serving_of
@@ -84,11 +85,16 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
     files += proxy_files
     drivers, driver_files, driver_notes = drivers_plan(spec, platform, own)
     files += driver_files
+    frontend = frontend_plan(spec)
+    environments = (tools, own.engine) if own else (tools,)
+    selinux = selinux_plan(spec, platform, frontend, environments, proxy, tuple(files))
     return HostPlan(
         name=host.name,
         platform=spec.platform,
         family=platform.family,
-        packages=host_packages(spec, platform, own is not None, proxy is not None),
+        packages=host_packages(
+            spec, platform, own is not None, proxy is not None, selinux is not None
+        ),
         preparation=preparation(spec, platform, system_files, proxy is not None),
         service_user=spec.service_user,
         no_login_shell="/usr/sbin/nologin" if platform.family == "apt" else "/sbin/nologin",
@@ -102,7 +108,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         ca_bundle=spec.ca_bundle,
         package_options=package_options(spec),
         trusted_hosts=trusted_hosts(spec),
-        frontend=frontend_plan(spec),
+        frontend=frontend,
         cmake=cmake_plan(spec) if own and spec.engine_build == "source" else None,
         tools=tools,
         program=program,
@@ -113,6 +119,8 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
         requirements=requirements_of(spec, own, tools, model, proxy),
         drivers=drivers,
         firewall=firewall_plan(fleet, host, platform, own, model, proxy),
+        selinux=selinux,
+        kysec=platform.kysec,
         notes=(*(own.notes if own else ()), *driver_notes),
         gateways=() if host.is_gateway else gateways,
     )

@@ -50,13 +50,14 @@ _MIB = {"m": 1, "g": 1024}
 
 
 def host_packages(
-    spec: HostSpec, platform: Platform, serves: bool, proxies: bool
+    spec: HostSpec, platform: Platform, serves: bool, proxies: bool, selinux: bool
 ) -> tuple[str, ...]:
     """The distribution's packages that a host needs, those with a set version among them."""
     names = {*platform.packages, *spec.package_versions}
     names |= {*platform.serving_packages} if serves else set()
     names |= {*platform.accelerator_packages} if _is_accelerated(spec) else set()
     names |= {*platform.proxy_packages} if proxies else set()
+    names |= {*platform.selinux_packages} if selinux else set()
     return tuple(sorted(names))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fp8fleet import catalog
 from fp8fleet.preflight.findings import (
     Case,
     Check,
@@ -133,28 +132,49 @@ def _proxies(case: Case) -> Iterator[Finding]:
         )
 
 
+_RELABEL = (
+    "SELINUX=permissive in /etc/selinux/config, no selinux=0 among the kernel's arguments,"
+    " touch /.autorelabel, reboot; then deploy"
+)
+
+
 def _selinux(case: Case) -> Iterator[Finding]:
-    security = case.facts.security
-    family = catalog.platforms()[case.platform].family
-    if security.selinux == "disabled" and family == "dnf":
+    security, plan = case.facts.security, case.selinux
+    if plan and security.selinux in ("disabled", "absent"):
+        kernel = f" ({' '.join(security.selinux_kernel)})" if security.selinux_kernel else ""
         yield Finding(
-            "selinux-off",
-            "SELinux is disabled",
+            "selinux-disabled" if plan.asked else "selinux-off",
+            f"SELinux is {security.selinux}{kernel}: a deploy cannot turn it on",
+            plan.mode,
+            f'{_RELABEL}. Or selinux = "unmanaged"',
+        )
+    elif plan and plan.mode == "permissive":
+        yield Finding(
+            "selinux-permissive",
+            f"SELinux is {security.selinux}, the inventory asks for permissive",
             "enforcing",
-            "SELINUX=permissive, touch /.autorelabel, reboot; then enforcing",
+            'selinux = "enforcing": docs/selinux.md says what that sets',
         )
     elif security.selinux == "permissive":
-        yield Finding(
-            "selinux-permissive", "SELinux is permissive", "enforcing", "setenforce 1, when ready"
-        )
+        remedy = "the deploy makes it so and restarts the servers" if plan else "setenforce 1"
+        yield Finding("selinux-permissive", "SELinux is permissive", "enforcing", remedy)
     configured = security.selinux_configured
     active = security.selinux in ("enforcing", "permissive")
-    if configured and active and configured != security.selinux:
+    if active and "enforcing=0" in security.selinux_kernel:
+        yield Finding(
+            "selinux-pending",
+            "the kernel's argument enforcing=0 makes every boot permissive",
+            "one mode",
+            "remove it from the boot loader's configuration",
+        )
+    elif configured and active and configured != security.selinux:
         yield Finding(
             "selinux-pending",
             f"{security.selinux} now, {configured} after a reboot",
             "one mode",
-            "make /etc/selinux/config say what is meant",
+            "the deploy writes the planned mode to /etc/selinux/config"
+            if plan
+            else "make /etc/selinux/config say what is meant",
         )
 
 
@@ -164,8 +184,9 @@ def _kysec(case: Case) -> Iterator[Finding]:
         yield Finding(
             "kysec-exec",
             f"KySec's exec control is {security.kysec_exec}",
-            "our programs trusted by KySec",
-            "kysec_set -r -n exectl -v verified DIRECTORY, for install_directory",
+            "what is installed trusted by KySec",
+            "the deploy has KySec trust its environments; kernels that servers compile stay"
+            " untrusted: docs/selinux.md",
         )
 
 

@@ -133,8 +133,9 @@ CODES: dict[str, Code] = {
         "A firewall runs, fp8fleet does not manage it, and a port of the plan is not open."
     ),
     "proxy-differs": _warning("The host is set to an HTTP proxy that the inventory does not name."),
+    "selinux-disabled": _error("The inventory asks for SELinux and it is off: a reboot is needed."),
     "selinux-off": _warning("SELinux is disabled on a distribution that has it."),
-    "selinux-permissive": _warning("SELinux only logs."),
+    "selinux-permissive": _warning("SELinux only logs, now or as the inventory has it."),
     "selinux-pending": _warning("SELinux's mode now and its mode after a reboot differ."),
     "kysec-exec": _warning("KySec controls what may be executed: new programs may be denied."),
 }

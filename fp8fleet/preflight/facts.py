@@ -222,6 +222,8 @@ class Security:
     selinux: str
     """``enforcing``, ``permissive``, ``disabled`` or ``absent``."""
     selinux_configured: str | None
+    selinux_kernel: tuple[str, ...]
+    """The kernel's arguments about SELinux, such as ``enforcing=0``, stronger than the above."""
     kysec: bool
     kysec_exec: str | None
     """KySec's exec control, such as ``off`` or ``warning``; None: no KySec."""
@@ -710,6 +712,7 @@ def _security(parts: Mapping[str, Part]) -> Security:
     return Security(
         selinux=mode or ("disabled" if configured else "absent"),
         selinux_configured=configured,
+        selinux_kernel=tuple(_after(parts, "selinux", "kernel")),
         kysec=enabled,
         kysec_exec=control[1] if control else None,
         firewall=firewall,

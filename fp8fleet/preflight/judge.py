@@ -42,7 +42,7 @@ def judge(plan: HostPlan, lines: Iterable[str], now: float) -> Judgement:
     if "time" not in parts:
         return Judgement(None, tuple(_who(parts)))
     facts = read_facts(parts)
-    case = Case(plan.requirements, plan.platform, facts, now, plan.firewall)
+    case = Case(plan.requirements, plan.platform, plan.selinux, facts, now, plan.firewall)
     mended = checks_driver.mended(plan.drivers.names)
     found = [f for look in CHECKS for f in look(case) if f.code not in mended]
     order = list(CODES)

@@ -171,6 +171,7 @@ part proxy 5 '{ env | grep -i -E "^(https?|all|no)_proxy="
   } | sed "s#//[^/@]*@#//...@#g" | sort -u; exit 0'
 part selinux 5 '[ -r /sys/fs/selinux/enforce ] && echo "enforce $(cat /sys/fs/selinux/enforce)"
   [ -r /etc/selinux/config ] && sed -n "s/^SELINUX=/config /p;s/^SELINUXTYPE=/policy /p" /etc/selinux/config
+  tr " " "\n" </proc/cmdline | grep -E "^(selinux|enforcing)=[01]" | sed "s/^/kernel /"
   exit 0'
 part kysec 15 'command -v getstatus >/dev/null || exit 127; getstatus'
 

@@ -6,12 +6,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
+from typing import Any
 
 from fabric.tunnels import TunnelManager
+from paramiko import SSHException
 from pyinfra import host, logger, state
 from pyinfra.api import FunctionCommand, operation
 
 from fp8fleet.accept import check_endpoint
+from fp8fleet.errors import OperatorError
 from fp8fleet.plan import ProxyPlan
 from roles.operations import failed
 
@@ -28,8 +31,12 @@ def endpoint_answers(proxy: ProxyPlan | None) -> Iterator[FunctionCommand]:
     if proxy is None or not state.is_executing:
         return
     key = proxy.api_key.resolve() if proxy.api_key else None
-    with _reachable(proxy) as url:
-        results = check_endpoint(url, proxy.model_id, key, TIMEOUT_S)
+    try:
+        with _reachable(proxy) as url:
+            results = check_endpoint(url, proxy.model_id, key, TIMEOUT_S)
+    except OperatorError as error:
+        yield failed(f"acceptance: {proxy.url}: {error}")
+        return
     for result in results:
         mark = "pass" if result.passed else "FAIL"
         logger.info(f"{host.print_prefix}{mark}  {result.name}: {result.evidence}")
@@ -47,6 +54,7 @@ def _reachable(proxy: ProxyPlan) -> Iterator[str]:
         yield proxy.url
         return
     logger.info(f"{host.print_prefix}{proxy.url} is not reached from here: asked through SSH")
+    _check_forwarding(client.get_transport(), proxy.listen)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     finished = Event()
@@ -58,6 +66,24 @@ def _reachable(proxy: ProxyPlan) -> Iterator[str]:
     finally:
         finished.set()
         tunnel.join()
+
+
+def _check_forwarding(transport: Any, port: int) -> None:
+    """A tunnel would keep its clients waiting where sshd may not forward to ``port``.
+
+    Raises:
+        OperatorError: it may not.
+    """
+    try:
+        transport.open_channel(
+            "direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=TIMEOUT_S
+        ).close()
+    except SSHException as error:
+        raise OperatorError(
+            f"port {port} is not reached from here, and the host's sshd does not forward to it"
+            f" ({error}): open the port for this machine, or allow forwarding"
+            " (AllowTcpForwarding; with SELinux perhaps setsebool -P sshd_port_forwarding on)"
+        ) from None
 
 
 def _connects(address: str, port: int) -> bool:

@@ -10,7 +10,7 @@ from pyinfra.api import StringCommand, operation
 
 from fp8fleet.plan import STAMP, EnvironmentPlan, HostPlan
 from roles.facts import PathStates
-from roles.operations import streamed
+from roles.operations import admitted, streamed
 
 
 @operation()
@@ -33,6 +33,7 @@ def frontend(plan: HostPlan) -> Iterator[StringCommand]:
     else:
         yield StringCommand(f"install -m 755 {download} {front.program}")
     yield StringCommand(f"rm -f {download}")
+    yield from admitted(plan, prefix)
     yield _stamp(prefix)
 
 
@@ -95,10 +96,12 @@ def _create(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringComm
         f" --override-channels {channels} {packages}",
         plan.download_environment,
     )
+    yield from admitted(plan, environment.prefix)
 
 
 def _prove(plan: HostPlan, environment: EnvironmentPlan) -> Iterator[StringCommand]:
     """Wheel tags can lie about the C library: only the import shows that the environment works."""
+    yield from admitted(plan, environment.prefix)
     yield streamed(
         f"{environment.interpreter} -c 'import {environment.proof}'",
         {"HOME": plan.home, "LC_ALL": "C.UTF-8", **environment.proof_environment},

@@ -61,6 +61,10 @@ class Made:
         if "fp8fleet holds" in command:
             excluded = " ".join(self.plan.preparation.held)
             return [f"excluded excludepkgs={excluded}"] if excluded else []
+        if "/sys/fs/selinux/enforce" in command:
+            return self._selinux()
+        if "getstatus" in command:
+            return ["KySec status: enabled"]
         if "systemctl show" in command:
             return self._unit(command)
         if "cmake --version" in command and self.plan.cmake:
@@ -140,6 +144,16 @@ class Made:
                 return [*on, "NeedDaemonReload=no", *started, "Ready=yes"]
         return ["ActiveState=inactive"]
 
+    def _selinux(self) -> list[str]:
+        plan = self.plan.selinux
+        assert plan
+        values = {name: int(value) for name, value in plan.booleans.items()}
+        lines = [f"enforce {int(plan.mode == 'enforcing')}", f"config {plan.mode}"]
+        lines += [f"boolean {name} {value} {value}" for name, value in values.items()]
+        lines += [f"persistent {name}={value}" for name, value in values.items()]
+        lines += [f"portcon tcp {port} u:r:http_port_t:s0" for port in plan.ports]
+        return lines + [f"like {path} {like}" for path, like in plan.equivalences.items()]
+
     def _started(self, path: str) -> str:
         content = next(file.resolved() for file in self.plan.files if file.path == path)
         return f"Started={hashlib.sha256(content).hexdigest()}  {path}"
@@ -156,6 +170,10 @@ def bare(command: str) -> list[str]:
     """What a host prints that has an operating system and nothing else."""
     if "uname" in command:
         return ["Linux"]
+    if "/sys/fs/selinux/enforce" in command:
+        return ["enforce 0", "config permissive"]
+    if "getstatus" in command:
+        return ["KySec status: enabled", "program /opt/fp8fleet/tools/old/bin/python unknown"]
     program = re.search(r"(?:which|command -v) '?([a-z]+)", command)
     return [f"/usr/sbin/{program[1]}"] if program else []
 

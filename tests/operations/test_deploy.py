@@ -70,6 +70,8 @@ ORDER = [
     "Firewall | Planned connections are let in, others not",
     "Host | NVIDIA devices",
     "Host | Packages that upgrades leave",
+    "SELinux | Mode, booleans, labels",
+    "KySec | Environments are trusted",
     "CMake | cmake for source builds",
     "Conda | Requirements and the fp8fleet tool",
     "Conda | Conda frontend",
@@ -86,6 +88,7 @@ ORDER = [
     "vLLM | Servers no longer planned",
     "Firewall | Ports no longer planned",
     "Accept | The endpoint answers",
+    "SELinux | Nothing of ours was denied",
 ]
 
 SOURCE = {
@@ -105,6 +108,10 @@ NEVER_A_CHANGE = {
     "Host | Packages that upgrades leave",
     "vLLM | Servers no longer planned",
     "Accept | The endpoint answers",
+    "SELinux | Nothing of ours was denied",
+    # left alone on Ubuntu, which has neither
+    "SELinux | Mode, booleans, labels",
+    "KySec | Environments are trusted",
 }
 
 
@@ -196,6 +203,12 @@ def test_the_order_holds_in_a_fleet_that_is_as_planned_and_with_a_limit(tmp_path
         names = [operation["name"] for operation in dry(site, site, *arguments)]
         assert names == [name for name in ORDER if name in names]
         assert set(ORDER) - set(names) <= {"vLLM | Server 1", "vLLM | Server 2"}
+
+
+def test_selinux_and_kysec_are_set_where_the_platform_has_them(tmp_path: Path) -> None:
+    found = changes(dry("bare", inventory(tmp_path, "site", FLEET)))
+    assert found["SELinux | Mode, booleans, labels"] == ["@fake/kylin-1"]
+    assert found["KySec | Environments are trusted"] == ["@fake/kylin-1"]
 
 
 def test_an_operation_has_one_name_whatever_the_host(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fleets import DIGEST, GATEWAY, INSTANCE, MANIFEST, REPO, Site, file_text, l
 from fp8fleet import secrets
 from fp8fleet.inventory import load_fleet
 from fp8fleet.manifest import load_manifest
-from fp8fleet.plan import NGINX_KEEPALIVE_S, FleetPlan, HostPlan, PlannedFile
+from fp8fleet.plan import NGINX_KEEPALIVE_S, FleetPlan, HostPlan, PlannedFile, SelinuxPlan
 from fp8fleet.planner import make_plan
 from fp8fleet.secrets import SecretRef
 
@@ -924,7 +924,8 @@ def test_a_host_with_servers_and_proxy_has_the_packages_of_both(site: Site) -> N
     assert set(site.host_plan().packages) == ALL | SERVER | PROXY
     site.serving["platform"] = "kylin-v11"
     kylin = {"gcc-c++", "ninja-build", "numactl", "numactl-libs"}
-    assert set(site.host_plan().packages) == ALL | kylin | PROXY
+    selinux = {"libselinux-utils", "policycoreutils", "policycoreutils-python-utils"}
+    assert set(site.host_plan().packages) == ALL | kylin | selinux | PROXY
 
 
 def test_a_gateway_has_no_compiler_and_the_hosts_behind_it_no_nginx(gateway_site: Site) -> None:
@@ -1077,3 +1078,67 @@ def test_acceptance_sends_the_gateways_own_key(gateway_site: Site) -> None:
     proxy = gateway_site.plan().hosts["gw-1"].proxy
     assert proxy
     assert proxy.api_key == SecretRef.parse("env:FP8FLEET_TEST_KEY")
+
+
+# SELinux and KySec
+
+
+def test_selinux_is_enforced_where_the_platform_has_it_and_left_alone_elsewhere(
+    prod: FleetPlan,
+) -> None:
+    kylin = prod.hosts["gpu-kylin-1"].selinux
+    assert kylin
+    assert (kylin.mode, kylin.asked) == ("enforcing", False)
+    assert prod.hosts["gpu-h100-1"].selinux is None
+    assert "policycoreutils-python-utils" in prod.hosts["gpu-kylin-1"].packages
+    assert "policycoreutils-python-utils" not in prod.hosts["gpu-h100-1"].packages
+
+
+def selinux_of(site: Site, **data: Any) -> SelinuxPlan:
+    site.serving |= {"selinux": "enforcing", **data}
+    plan = site.host_plan().selinux
+    assert plan
+    return plan
+
+
+def test_nginx_may_connect_and_listen(site: Site) -> None:
+    plan = selinux_of(site)
+    assert plan.booleans == {
+        "httpd_can_network_connect": True,
+        "httpd_can_network_relay": False,
+    }
+    assert plan.ports == (8080, 8089)
+
+
+def test_the_tight_variant_closes_the_wide_one_and_labels_the_servers_ports(site: Site) -> None:
+    plan = selinux_of(site, selinux_network="relay")
+    assert plan.booleans == {
+        "httpd_can_network_connect": False,
+        "httpd_can_network_relay": True,
+    }
+    assert plan.ports == (8000, 8080, 8089)
+
+
+def test_hosts_behind_a_gateway_need_no_boolean_and_no_port(gateway_site: Site) -> None:
+    gateway_site.serving |= {"selinux": "permissive"}
+    plan = gateway_site.plan().hosts["gpu-1"].selinux
+    assert plan
+    assert (plan.mode, plan.booleans, plan.ports) == ("permissive", {}, ())
+    assert any(path.endswith(".service") for path in plan.paths)
+
+
+def test_a_mode_that_the_inventory_names_is_asked_for_and_unmanaged_is_nothing(site: Site) -> None:
+    assert selinux_of(site).asked
+    site.serving["selinux"] = "unmanaged"
+    assert site.host_plan().selinux is None
+
+
+def test_an_install_directory_elsewhere_is_labelled_like_opt(site: Site) -> None:
+    assert selinux_of(site).equivalences == {}
+    plan = selinux_of(site, install_directory="/data/fp8fleet")
+    assert plan.equivalences == {"/data/fp8fleet": "/opt"}
+    assert all(program.startswith("/data/fp8fleet/") for program in plan.programs)
+
+
+def test_kysec_is_looked_for_on_kylin_alone(prod: FleetPlan) -> None:
+    assert {name for name, plan in prod.hosts.items() if plan.kysec} == {"gpu-kylin-1"}

@@ -532,10 +532,60 @@ def test_a_proxy_that_the_inventory_names_is_expected(site: Site) -> None:
     assert findings(plan, UBUNTU, H200, "broken/proxy") == {}
 
 
-def test_selinux_modes(site: Site) -> None:
-    plan = plan_of(site)
-    found = {f.code for f in judge(plan, for_plan(plan, "os/uos-20", H200), NOW).findings}
-    assert {"selinux-permissive", "selinux-pending"} <= found
+def selinux(
+    site: Site, planned: str | None, now: str | None, configured: str | None, kernel: str = ""
+) -> dict[str, str]:
+    """Codes and severities of the findings about SELinux."""
+    more: dict[str, Any] = {"selinux": planned} if planned else {}
+    plan = plan_of(site, **more)
+    lines = for_plan(plan)
+    if kernel:
+        lines = with_lines(lines, selinux=f"kernel {kernel}")
+    if configured:
+        lines = with_lines(lines, selinux=f"config {configured}")
+    if now:
+        lines = with_lines(lines, selinux=f"enforce {int(now == 'enforcing')}")
+    found = judge(plan, lines, NOW).findings
+    return {f.code: f.severity for f in found if f.code.startswith("selinux")}
+
+
+@pytest.mark.parametrize(
+    ("planned", "now", "configured", "kernel", "expected"),
+    [
+        ("enforcing", "enforcing", "enforcing", "", {}),
+        ("enforcing", None, "disabled", "", {"selinux-disabled": "error"}),
+        ("enforcing", None, "enforcing", "selinux=0", {"selinux-disabled": "error"}),
+        ("permissive", None, None, "", {"selinux-disabled": "error"}),
+        ("enforcing", "permissive", "permissive", "", {"selinux-permissive": "warning"}),
+        ("permissive", "permissive", "permissive", "", {"selinux-permissive": "warning"}),
+        (
+            *("permissive", "enforcing", "enforcing", ""),
+            {"selinux-permissive": "warning"},
+        ),
+        ("enforcing", "enforcing", "permissive", "", {"selinux-pending": "warning"}),
+        ("enforcing", "enforcing", "enforcing", "enforcing=0", {"selinux-pending": "warning"}),
+        ("unmanaged", None, "disabled", "", {}),
+        (None, None, None, "", {}),
+        ("unmanaged", "permissive", "permissive", "", {"selinux-permissive": "warning"}),
+    ],
+)
+def test_selinuxs_mode_is_held_against_the_planned_one(
+    site: Site,
+    planned: str | None,
+    now: str | None,
+    configured: str | None,
+    kernel: str,
+    expected: dict[str, str],
+) -> None:
+    assert selinux(site, planned, now, configured, kernel) == expected
+
+
+def test_selinux_that_is_off_is_told_with_what_turns_it_on(site: Site) -> None:
+    plan = plan_of(site, selinux="enforcing")
+    lines = with_lines(for_plan(plan), selinux="config disabled")
+    finding = next(f for f in judge(plan, lines, NOW).findings if f.code == "selinux-disabled")
+    for words in ("/.autorelabel", "reboot", 'selinux = "unmanaged"'):
+        assert words in finding.remedy
 
 
 # Codes, reports, ignoring

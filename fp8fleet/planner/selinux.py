@@ -1,0 +1,50 @@
+"""SELinux: mode, what Nginx may do, labels."""
+
+from __future__ import annotations
+
+from fp8fleet.catalog import Platform
+from fp8fleet.plan import EnvironmentPlan, FrontendPlan, PlannedFile, ProxyPlan, SelinuxPlan
+from fp8fleet.spec import HostSpec
+
+LABELLED = "/opt"
+"""The policy knows programs below it by their paths (`/opt/.../bin`) and labels them so."""
+
+
+def selinux_plan(
+    spec: HostSpec,
+    platform: Platform,
+    frontend: FrontendPlan,
+    environments: tuple[EnvironmentPlan, ...],
+    proxy: ProxyPlan | None,
+    files: tuple[PlannedFile, ...],
+) -> SelinuxPlan | None:
+    """What SELinux shall be set to; None where it is left alone."""
+    mode = spec.selinux or ("enforcing" if platform.selinux else "unmanaged")
+    if mode == "unmanaged":
+        return None
+    top = spec.install_directory
+    programs = [environment.interpreter for environment in environments]
+    if frontend.prefix:
+        programs.insert(0, frontend.program)
+    return SelinuxPlan(
+        mode=mode,
+        asked=spec.selinux is not None,
+        booleans=_booleans(spec) if proxy else {},
+        ports=_ports(spec, proxy) if proxy else (),
+        equivalences={} if top.startswith(f"{LABELLED}/") else {top: LABELLED},
+        programs=tuple(programs),
+        paths=tuple(file.path for file in files if file.role in ("nginx", "vllm")),
+    )
+
+
+def _booleans(spec: HostSpec) -> dict[str, bool]:
+    """Nginx's way to the servers; the other one is closed, or `relay` would not be tight."""
+    relay = spec.selinux_network == "relay"
+    return {"httpd_can_network_connect": not relay, "httpd_can_network_relay": relay}
+
+
+def _ports(spec: HostSpec, proxy: ProxyPlan) -> tuple[int, ...]:
+    ports = {proxy.listen, proxy.status_port}
+    if spec.selinux_network == "relay":
+        ports |= {int(upstream.rpartition(":")[2]) for upstream in proxy.upstreams}
+    return tuple(sorted(ports))
