@@ -210,6 +210,17 @@ def _ninja(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
     return package
 
 
+def _firewalld(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
+    """Its actions known to polkit, which is asked for root too: both families link them late."""
+    del unpacked
+    actions = payload / "usr/share/polkit-1/actions"
+    _link(
+        actions / "org.fedoraproject.FirewallD1.policy",
+        "org.fedoraproject.FirewallD1.server.policy.choice",
+    )
+    return package
+
+
 def _account(name: str, home: str) -> str:
     return (
         f"getent group {name} >/dev/null || groupadd -r {name}\n"
@@ -236,4 +247,5 @@ _CHANGES: dict[str, Callable[[Rpm, Path, Path], Rpm]] = {
     "gcc": _gcc,
     "gcc-c++": _gxx,
     "ninja-build": _ninja,
+    "firewalld": _firewalld,
 }
