@@ -211,7 +211,7 @@ def _file_json(file: PlannedFile) -> dict[str, Any]:
 def _print_host(console: Console, host: HostPlan) -> None:
     console.print(f"[bold]{host.name}[/bold]  {host.platform}")
     rows: list[tuple[str, str]] = [("note", note) for note in host.notes]
-    rows.append(("packages", " ".join(host.packages)))
+    rows.append(("packages", " ".join((*host.packages, *host.firewall.packages))))
     for driver in host.drivers.items:
         rows.append((f"driver {driver.name}", driver.url or " ".join(driver.packages)))
     for environment in host.environments:

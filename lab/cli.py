@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fp8fleet.catalog import platforms
 from fp8fleet.errors import OperatorError
-from fp8fleet.planner.firewall import TOOLS
+from fp8fleet.planner.firewall import PACKAGES
 from lab import apt, hosts, image, machine, mirror, network
 from lab.processes import say
 from lab.site import (
@@ -117,7 +117,7 @@ def _supplies(cache: Path) -> dict[str, Path]:
 def _host_packages() -> list[str]:
     """All that a Debian host of any kind installs."""
     debian = platforms()["debian-12"]
-    firewalls = TOOLS.values()
+    firewalls = [name for packages in PACKAGES.values() for name in packages]
     return [*debian.packages, *debian.serving_packages, *debian.proxy_packages, *firewalls]
 
 

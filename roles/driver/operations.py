@@ -16,7 +16,7 @@ from pyinfra.connectors.util import clear_askpass_cache, remove_any_sudo_askpass
 from fp8fleet import catalog
 from fp8fleet.plan import DriverPlan, DriversPlan, HostPlan
 from roles.driver.facts import INSTALLED, REBOOT, UNFINISHED, Drivers, DriversState
-from roles.host.operations import APT
+from roles.host.operations import APT, FINISH_DPKG
 from roles.lock.operations import hold_lock
 from roles.operations import failed, place, streamed
 
@@ -91,6 +91,8 @@ def _from_packages(plan: HostPlan, packages: tuple[str, ...]) -> Iterator[String
     """Also over holds and version locks, which keep others from changing the driver, not us."""
     names = " ".join(_with_kernel(name) for name in packages)
     if plan.family == "apt":
+        # finishes what a killed run left half-configured; nothing otherwise
+        yield streamed(f"DEBIAN_FRONTEND=noninteractive sh -c {shlex.quote(FINISH_DPKG)}")
         yield streamed(f"{APT} update")
         options = "--no-install-recommends --allow-downgrades --allow-change-held-packages"
         yield streamed(f"{APT} {options} install {names}")
