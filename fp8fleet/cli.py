@@ -199,8 +199,9 @@ def _file_json(file: PlannedFile) -> dict[str, Any]:
 def _print_host(console: Console, host: HostPlan) -> None:
     console.print(f"[bold]{host.name}[/bold]  {host.platform}")
     rows: list[tuple[str, str]] = [("note", note) for note in host.notes]
+    packages = (*host.packages, *host.firewall.packages)
     pins = host.preparation.versions
-    shown = (f"{name}={pins[name]}" if name in pins else name for name in host.packages)
+    shown = (f"{name}={pins[name]}" if name in pins else name for name in packages)
     rows.append(("packages", " ".join(shown)))
     rows.append(("held packages", " ".join(host.preparation.held) or "none"))
     for driver in host.drivers.items:

@@ -282,6 +282,8 @@ class FirewallPlan:
 
     tool: str
     """``ufw``, ``firewalld`` or ``unmanaged``: nothing is asked and nothing is changed."""
+    packages: tuple[str, ...]
+    """That it comes in."""
     rules: tuple[FirewallRule, ...]
     ssh_port: int
     """The port that this run connects to."""

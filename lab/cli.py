@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fp8fleet.catalog import platforms
 from fp8fleet.errors import OperatorError
-from fp8fleet.planner.firewall import TOOLS
+from fp8fleet.planner.firewall import PACKAGES
 from lab import apt, hosts, image, machine, mirror, network
 from lab.processes import say
 from lab.rpm.image import build_rpm
@@ -133,8 +133,8 @@ def _supplies(cache: Path, wanted: Sequence[LabHost]) -> dict[str, Path]:
 def _host_packages() -> list[str]:
     """All that a Debian host of any kind installs."""
     debian = platforms()["debian-12"]
-    names = (debian.packages, debian.serving_packages, debian.proxy_packages, TOOLS.values())
-    return [*(name for part in names for name in part), debian.time_package]
+    groups = (debian.packages, debian.serving_packages, debian.proxy_packages, *PACKAGES.values())
+    return [*(name for group in groups for name in group), debian.time_package]
 
 
 def _offer(wanted: Sequence[LabHost], folders: dict[str, Path]) -> Site:

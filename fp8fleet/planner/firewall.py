@@ -13,6 +13,20 @@ from fp8fleet.planner.serving import Serving
 TOOLS = {"apt": "ufw", "dnf": "firewalld"}
 """The firewall that a family of distributions brings."""
 
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "ufw": ("ufw",),
+    # without /etc/protocols, which minimal systems lack, firewalld does not start
+    "firewalld": ("firewalld", "netbase"),
+}
+"""What each comes in on apt systems; elsewhere its own package has all."""
+
+
+def firewall_packages(tool: str, family: str) -> tuple[str, ...]:
+    """Packages of a firewall, by its name and the family of distributions."""
+    if tool == "unmanaged":
+        return ()
+    return PACKAGES[tool] if family == "apt" else (tool,)
+
 
 def firewall_plan(
     fleet: Fleet,
@@ -40,7 +54,12 @@ def firewall_plan(
         mine, port = _split(model.peer.listen)
         others = (_split(peer)[0] for peer in model.peer.peers)
         rules += [FirewallRule(port, other) for other in others if other != mine]
-    return FirewallPlan(tool, tuple(dict.fromkeys(rules)), host.ssh_port)
+    return FirewallPlan(
+        tool=tool,
+        packages=firewall_packages(tool, platform.family),
+        rules=tuple(dict.fromkeys(rules)),
+        ssh_port=host.ssh_port,
+    )
 
 
 def _gateway_addresses(fleet: Fleet, required: bool) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pyinfra.api import FactBase
@@ -24,6 +25,18 @@ _SSH = (
     "ss -Htnlp 2>/dev/null | sed -n 's/^/listen /p'; "
     "ss -Htnp state established 2>/dev/null | sed -n 's/^/established /p'; "
 )
+
+
+def _installed(packages: Sequence[str]) -> str:
+    """Whole packages: one that is unpacked and not configured has its programs already."""
+    names = " ".join(shlex.quote(name) for name in packages)
+    dpkg = "dpkg-query -W -f '${db:Status-Status}\\n' $p 2>/dev/null | grep -qx installed"
+    return (
+        f"m=; for p in {names}; do if command -v dpkg-query >/dev/null; then {dpkg};"
+        " else rpm -q --quiet --whatprovides $p; fi || m=$p; done; [ $m ] || echo installed; "
+    )
+
+
 _COMMON = f"systemctl -q is-active {WATCHDOG}.timer && echo watchdog; {_SSH}"
 
 
@@ -56,9 +69,9 @@ class UfwState:
 class Ufw(FactBase[UfwState]):
     """ufw's settings, its stored rules and those in force (ufw(8), ufw-framework(8))."""
 
-    def command(self) -> str:
+    def command(self, packages: Sequence[str]) -> str:
         return (
-            "command -v ufw >/dev/null && echo installed; "
+            f"{_installed(packages)}"
             "systemctl -q is-active firewalld.service && echo firewalld; "
             "grep -qs '^ENABLED=yes' /etc/ufw/ufw.conf"
             " && systemctl -q is-enabled ufw.service && echo enabled; "
@@ -173,10 +186,10 @@ class FirewalldState:
 class Firewalld(FactBase[FirewalldState]):
     """firewalld's zones, in force and stored (firewall-cmd(1), firewall-offline-cmd(1))."""
 
-    def command(self) -> str:
+    def command(self, packages: Sequence[str]) -> str:
         zones = "--list-all-zones | sed"
         return (
-            "command -v firewall-cmd >/dev/null && echo installed; "
+            f"{_installed(packages)}"
             "systemctl show firewalld.service -p ActiveState,UnitFileState,LoadState; "
             f"[ -e {HOLD} ] && echo held; "
             "iptables -S ufw-user-input >/dev/null 2>&1 && echo ufw; "

@@ -69,7 +69,7 @@ _STALE = "fp8fleet_firewall_stale"
 
 def _installed(plan: HostPlan) -> Commands:
     yield from refreshed(plan)
-    yield streamed(install_command(plan, [plan.firewall.tool]))
+    yield streamed(install_command(plan, plan.firewall.packages))
 
 
 def _let_ssh_in(firewall: FirewallPlan, ports: Iterable[int]) -> list[FirewallRule]:
@@ -104,7 +104,9 @@ def _watchdog(off: str) -> StringCommand:
 def _proved(tool: str) -> Commands:
     """A new connection gets in, so the watchdog may go."""
     yield FunctionCommand(_ssh_gets_in, [tool], {})
-    yield StringCommand(f"systemctl stop {WATCHDOG}.timer")
+    late = f"firewall: {tool} took more than {WATCHDOG_S} s to start and is off again: run again"
+    tell = f"{{ echo {shlex.quote(late)} >&2; exit 1; }}"
+    yield StringCommand(f"systemctl stop {WATCHDOG}.timer 2>/dev/null || {tell}")
 
 
 def _ssh_gets_in(state: Any, host: Any, tool: str) -> bool:
@@ -131,14 +133,14 @@ def _ssh_gets_in(state: Any, host: Any, tool: str) -> bool:
 
 def _ufw(plan: HostPlan) -> Commands:
     firewall = plan.firewall
-    state = host.get_fact(Ufw)
+    state = host.get_fact(Ufw, packages=firewall.packages)
     if state.firewalld:
         yield _other("firewalld", "ufw")
         return
     if not state.installed:
         yield from _installed(plan)
         if host.state.is_executing:
-            state = host.get_fact(Ufw)
+            state = host.get_fact(Ufw, packages=firewall.packages)
     wanted = [*firewall.rules]
     switch_on = not (state.active and state.enabled) or state.watchdog
     if switch_on and not state.ssh_ports:
@@ -184,7 +186,7 @@ def _ufw_words(rule: FirewallRule) -> str:
 
 
 def _firewalld(plan: HostPlan) -> Commands:
-    state = host.get_fact(Firewalld)
+    state = host.get_fact(Firewalld, packages=plan.firewall.packages)
     if state.ufw:
         yield _other("ufw", "firewalld")
         return
@@ -195,43 +197,46 @@ def _firewalld(plan: HostPlan) -> Commands:
         )
         return
     if not state.installed:
-        yield StringCommand(
-            f"mkdir -p {HOLD.rpartition('/')[0]} && printf '[Unit]\\n# written by fp8fleet: not"
-            f" before SSH is let in\\nConditionPathExists=/run/fp8fleet/never\\n' >{HOLD}"
-            " && systemctl daemon-reload"
-        )
+        yield _hold()
         yield from _installed(plan)
         if host.state.is_executing:
-            state = host.get_fact(Firewalld)
+            state = host.get_fact(Firewalld, packages=plan.firewall.packages)
+    switch_on = not state.active or state.held or state.watchdog
+    if switch_on and not state.ssh_ports:
+        yield _no_sshd("firewalld")
+        return
     rules = [rich_rule(rule) for rule in plan.firewall.rules]
+    ssh = _let_ssh_in(plan.firewall, state.ssh_ports) if switch_on else []
     zones = _zones_in_use(state)
     wanted = [(zone, rule) for zone in zones for rule in rules]
+    first = [(zone, rich_rule(rule)) for zone in zones for rule in ssh]
     stored = {(zone.name, rule) for zone in state.permanent.values() for rule in zone.rules}
     in_force = {(zone.name, rule) for zone in state.runtime.values() for rule in zone.rules}
     new = [pair for pair in wanted if pair not in stored]
     yield from _record(state.recorded, state.recorded | set(new))
-    if not state.active or state.held or state.watchdog:
-        if not state.ssh_ports:
-            yield _no_sshd("firewalld")
-            return
-        ssh = [rich_rule(rule) for rule in _let_ssh_in(plan.firewall, state.ssh_ports)]
-        first = [(zone, rule) for zone in zones for rule in ssh if (zone, rule) not in stored]
-        program = "firewall-cmd --permanent" if state.active else "firewall-offline-cmd"
-        yield from _rich(program, "add", [*first, *new])
-        if state.active:
-            missing = [pair for pair in [*first, *wanted] if pair not in in_force]
-            yield from _rich("firewall-cmd", "add", missing)
+    program = "firewall-cmd --permanent" if state.active else "firewall-offline-cmd"
+    yield from _rich(program, "add", [*(pair for pair in first if pair not in stored), *new])
+    if state.active:
+        missing = [pair for pair in (*first, *wanted) if pair not in in_force]
+        yield from _rich("firewall-cmd", "add", missing)
+    if switch_on:
         yield StringCommand(f"rm -f {HOLD} && systemctl daemon-reload")
         yield _watchdog("systemctl disable --now firewalld.service")
         yield StringCommand("systemctl enable --quiet --now firewalld.service")
         yield from _proved("firewalld")
-    else:
-        yield from _rich("firewall-cmd --permanent", "add", new)
-        yield from _rich("firewall-cmd", "add", [pair for pair in wanted if pair not in in_force])
-        if not state.enabled:
-            yield StringCommand("systemctl enable --quiet firewalld.service")
+    elif not state.enabled:
+        yield StringCommand("systemctl enable --quiet firewalld.service")
     live = in_force if state.active else stored
     host.connector_data[_STALE] = list(_remove(state, rules, new, stored, live))
+
+
+def _hold() -> StringCommand:
+    """Keeps firewalld from starting, whoever starts it, until the unit's file is removed."""
+    return StringCommand(
+        f"mkdir -p {HOLD.rpartition('/')[0]} && printf '[Unit]\\n# written by fp8fleet: not"
+        f" before SSH is let in\\nConditionPathExists=/run/fp8fleet/never\\n' >{HOLD}"
+        " && systemctl daemon-reload"
+    )
 
 
 def _remove(

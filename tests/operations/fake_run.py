@@ -40,9 +40,9 @@ class Made:
         """What the host prints."""
         if command.startswith("sh -c "):
             command = shlex.split(command)[2]
-        if "command -v ufw" in command:
+        if "/etc/ufw/ufw.conf" in command:
             return self._ufw()
-        if "command -v firewall-cmd" in command:
+        if "firewall-cmd" in command:
             return self._firewalld()
         match = re.search(r"for p in (.*?); do f=; if \[ -d", command, re.S)
         paths = [self._path(path) for path in shlex.split(match[1])] if match else []

@@ -19,13 +19,15 @@ def rules(plan: FleetPlan, host: str) -> Rules:
 def test_each_family_has_its_own_firewall_by_default(prod: FleetPlan) -> None:
     assert prod.hosts["gpu-h100-1"].firewall.tool == "ufw"
     assert prod.hosts["gw-1"].firewall.tool == "ufw"
-    assert prod.hosts["gpu-kylin-1"].firewall.tool == "firewalld"
+    assert prod.hosts["gpu-kylin-1"].firewall.packages == ("firewalld",)
 
 
 @pytest.mark.parametrize("asked", ["ufw", "firewalld", "unmanaged"])
 def test_the_inventory_may_ask_for_another(site: Site, asked: str) -> None:
     site.serving["firewall"] = asked
-    assert site.host_plan().firewall.tool == asked
+    packages = {"ufw": ("ufw",), "firewalld": ("firewalld", "netbase"), "unmanaged": ()}
+    firewall = site.host_plan().firewall
+    assert (firewall.tool, firewall.packages) == (asked, packages[asked])
 
 
 def test_everybody_reaches_the_proxy_of_a_single_host_and_nobody_its_servers(site: Site) -> None:
