@@ -1080,7 +1080,7 @@ def test_nginx_may_connect_and_listen(site: Site) -> None:
     plan = selinux_of(site)
     assert plan.booleans == {
         "httpd_can_network_connect": True,
-        "httpd_can_network_relay": False,
+        "httpd_setrlimit": True,
     }
     assert plan.ports == (8080, 8089)
 
@@ -1090,6 +1090,7 @@ def test_the_tight_variant_closes_the_wide_one_and_labels_the_servers_ports(site
     assert plan.booleans == {
         "httpd_can_network_connect": False,
         "httpd_can_network_relay": True,
+        "httpd_setrlimit": True,
     }
     assert plan.ports == (8000, 8080, 8089)
 
