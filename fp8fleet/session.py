@@ -31,11 +31,7 @@ class Session:
     ignored: frozenset[str] = frozenset()
     """Codes of preflight's findings that stop nothing in this run."""
     started: float = field(default_factory=time.monotonic)
-
-    @property
-    def seconds(self) -> float:
-        """How long this run has been going on."""
-        return time.monotonic() - self.started
+    """By this process's monotonic clock."""
 
 
 _session: Session | None = None

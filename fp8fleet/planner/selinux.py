@@ -38,9 +38,13 @@ def selinux_plan(
 
 
 def _booleans(spec: HostSpec) -> dict[str, bool]:
-    """Nginx's way to the servers; the other one is closed, or `relay` would not be tight."""
-    relay = spec.selinux_network == "relay"
-    return {"httpd_can_network_connect": not relay, "httpd_can_network_relay": relay}
+    """Nginx's way to the servers, and its own limit of open files (`worker_rlimit_nofile`)."""
+    if spec.selinux_network == "relay":
+        # with the wide one on, the tight one would not be tight
+        way = {"httpd_can_network_connect": False, "httpd_can_network_relay": True}
+    else:
+        way = {"httpd_can_network_connect": True}
+    return {**way, "httpd_setrlimit": True}
 
 
 def _ports(spec: HostSpec, proxy: ProxyPlan) -> tuple[int, ...]:

@@ -15,5 +15,5 @@ def enforce() -> None:
 
 @deploy("SELinux")
 def audit() -> None:
-    """A denial of ours since this run's start fails the run."""
+    """A denial of ours since SELinux was set as planned fails the run."""
     no_denials(name="Nothing of ours was denied", plan=host_plan(host))

@@ -115,19 +115,20 @@ class Denial:
 class Denials(FactBase[list[Denial]]):
     """What SELinux denied in the last ``seconds``, from auditd's log and the kernel's."""
 
-    def command(self, seconds: int) -> str:
+    def command(self, seconds: float) -> str:
         # An event is several lines with one serial; those of a denied one are printed.
         denied = (
             "match($0, /audit[(][0-9.]+:[0-9]+[)]/) {"
-            " e = substr($0, RSTART + 6, RLENGTH - 7); if (e + 0 < s) next;"
+            " e = substr($0, RSTART + 6, RLENGTH - 7); if (e + 0 < now - ago) next;"
             " if (/avc: +denied/) denied[e] = 1; event[e] = event[e] $0 RS }"
             ' END { for (e in denied) printf "%s", event[e] }'
         )
         return (
-            f"[ -r /sys/fs/selinux/enforce ] || exit 0; s=$(($(date +%s) - {seconds})); "
+            "[ -r /sys/fs/selinux/enforce ] || exit 0; n=$(date +%s.%N); "
             "l=$(sed -n 's/^log_file *= *//p' /etc/audit/auditd.conf 2>/dev/null); "
-            '{ [ -z "$l" ] || cat $l.1 $l; journalctl -q -k -o cat --since @$s; } 2>/dev/null'
-            f" | awk -v s=$s '{denied}' | while IFS= read -r line; do "
+            '{ [ -z "$l" ] || cat $l.1 $l; '
+            f"journalctl -q -k -o cat --since @$((${{n%.*}} - {int(seconds) + 1})); }} 2>/dev/null"
+            f" | awk -v now=$n -v ago={seconds:.3f} '{denied}' | while IFS= read -r line; do "
             "p=${line#* pid=}; p=${p%% *}; "
             "u=$(grep -o 'fp8fleet-[^/]*[.]service' /proc/$p/cgroup 2>/dev/null | head -n 1); "
             'echo "unit=$u $line"; done'

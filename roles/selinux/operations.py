@@ -7,6 +7,7 @@ port label never converges where the policy has one already.
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -32,6 +33,8 @@ from roles.selinux.facts import (
     SelinuxState,
 )
 
+_SET = "fp8fleet_selinux_set"
+"""When this run had SELinux as planned, by this process's monotonic clock."""
 WEB = catalog.selinux()["http"]
 
 
@@ -51,10 +54,16 @@ def selinux_as_planned(selinux: SelinuxPlan | None) -> Iterator[StringCommand]:
         return
     if selinux.mode == "permissive":
         _warn("SELinux is permissive as planned: it logs and denies nothing")
-    yield from _booleans(selinux, found)
+    booleans = [*_booleans(selinux, found)]
+    yield from booleans
     yield from _ports(selinux, found)
     yield from _labels(selinux, found)
+    if booleans:
+        # Nginx asks for its limit of open files once, when its workers start
+        yield StringCommand("systemctl try-reload-or-restart nginx.service || true")
     yield from _mode(selinux, found)
+    if state.is_executing:
+        host.connector_data[_SET] = time.monotonic()
 
 
 def _booleans(selinux: SelinuxPlan, found: SelinuxState) -> Iterator[StringCommand]:
@@ -122,13 +131,14 @@ def _mode(selinux: SelinuxPlan, found: SelinuxState) -> Iterator[StringCommand]:
 
 @operation()
 def no_denials(plan: HostPlan) -> Iterator[FunctionCommand]:
-    """Fail where SELinux denied something to Nginx or to a server since this run's start.
+    """Fail where SELinux denied something to Nginx or to a server in this run.
 
-    Asked when operations are executed; nothing is changed.
+    What was denied before the run had set what allows it, to a client of the old configuration
+    perhaps, does not count. Asked when operations are executed; nothing is changed.
     """
     if plan.selinux is None or not state.is_executing:
         return
-    seconds = int(current().seconds) + 1
+    seconds = time.monotonic() - host.connector_data.get(_SET, current().started)
     ours = [denial for denial in host.get_fact(Denials, seconds=seconds) if is_ours(plan, denial)]
     if not ours:
         return

@@ -188,6 +188,9 @@ def test_enforcing_works_by_itself_and_a_second_run_changes_nothing(gateway: Gat
     assert SETTINGS in done.changed
     assert status() == 200
     assert run("getenforce") == "Enforcing"
+    limits = run("for p in $(pgrep -P $(cat /run/nginx.pid)); do cat /proc/$p/limits; done")
+    # without httpd_setrlimit the workers keep 1024, and only Nginx's own log says so
+    assert re.findall(r"Max open files +(\d+)", limits) == ["65536", "65536"]
     assert gateway.converge(inventory, WHOLE).changed == []
     dry = gateway.deploy(inventory, "--dry", name=WHOLE)
     pending = [op for op in json.loads(dry.out)["plan"] if op["hosts_with_change"]]

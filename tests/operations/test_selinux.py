@@ -6,8 +6,10 @@ No KySec is within reach of the tests: its outputs are made up after public desc
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,7 +174,9 @@ def test_selinux_that_is_off_is_told_and_left(caplog: pytest.LogCaptureFixture) 
 def test_a_boolean_is_as_planned_when_it_is_now_and_after_a_reboot(
     changes: dict[str, Any], expected: str
 ) -> None:
-    assert settings(**changes) == [expected]
+    first, reload = settings(**changes)
+    assert first == expected
+    assert "reload" in reload
 
 
 @pytest.mark.parametrize(
@@ -356,7 +360,7 @@ OTHER = replace(NGINX, source="udev_t", program="systemd-udevd", event="/etc/fp8
 @pytest.fixture
 def managed(monkeypatch: pytest.MonkeyPatch) -> HostPlan:
     """A plan with SELinux, in a run that has just begun."""
-    session = type("Session", (), {"seconds": 12.3})()
+    session = SimpleNamespace(started=time.monotonic() - 12.3)
     monkeypatch.setattr(selinux_operations, "current", lambda: session)
     return host_plan(selinux=PLAN)
 
@@ -377,7 +381,17 @@ def judged(
 def test_without_a_denial_the_log_is_asked_once(managed: HostPlan) -> None:
     said, host = judged(managed)
     assert said == []
-    assert host.asked == [(Denials, {"seconds": 13})]
+    ((fact, arguments),) = host.asked
+    assert fact is Denials
+    assert arguments["seconds"] == pytest.approx(12.3, abs=1)
+
+
+def test_what_was_denied_before_selinux_was_as_planned_does_not_count(managed: HostPlan) -> None:
+    host = RecordedHost({Selinux: FINE, Denials: []})
+    with context(host, executing=True):
+        assert list(selinux_as_planned._inner(selinux=PLAN)) == []
+        assert list(no_denials._inner(plan=managed)) == []
+    assert host.asked[-1][1]["seconds"] < 5
 
 
 def test_a_denial_of_others_is_not_ours(managed: HostPlan) -> None:

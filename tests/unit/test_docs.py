@@ -27,8 +27,13 @@ ENGLISH = sorted(DOCS.glob("*.md"))
 KEY = re.compile(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?: = [^`]*)?`")
 """A span that looks like an inventory key, alone or with a value."""
 NOT_KEYS = {"block_size", "block_structure", "x86_64"} | {
-    *("httpd_can_network_connect", "httpd_can_network_relay", "sshd_port_forwarding"),
-    *("http_port_t", "bin_t", "initrc_t", "unconfined_service_t"),
+    *(
+        "httpd_can_network_connect",
+        "httpd_can_network_relay",
+        "httpd_setrlimit",
+        "sshd_port_forwarding",
+    ),
+    *("http_port_t", "worker_rlimit_nofile", "bin_t", "initrc_t", "unconfined_service_t"),
 }
 """Words of checkpoints, processors and SELinux's policy that look like keys."""
 FOREIGN = {"pyinfra does not connect", "What vLLM says", "pyinfra 无法连接", "vLLM 的消息"}

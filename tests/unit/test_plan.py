@@ -1105,7 +1105,7 @@ def test_nginx_may_connect_and_listen(site: Site) -> None:
     plan = selinux_of(site)
     assert plan.booleans == {
         "httpd_can_network_connect": True,
-        "httpd_can_network_relay": False,
+        "httpd_setrlimit": True,
     }
     assert plan.ports == (8080, 8089)
 
@@ -1115,6 +1115,7 @@ def test_the_tight_variant_closes_the_wide_one_and_labels_the_servers_ports(site
     assert plan.booleans == {
         "httpd_can_network_connect": False,
         "httpd_can_network_relay": True,
+        "httpd_setrlimit": True,
     }
     assert plan.ports == (8000, 8080, 8089)
 
