@@ -12,10 +12,15 @@ from lab.rpm.package import Rpm
 PACKAGES = (
     *("ca-certificates", "curl", "nginx", "g++", "gcc", "make", "ninja-build"),
     *("numactl", "libnuma1", "chrony", "logrotate", "firewalld"),
+    *("selinux-utils", "policycoreutils", "policycoreutils-python-utils"),
 )
 """The Debian packages that RPM hosts can install, with all that these need."""
 
-NAMES = {"g++": "gcc-c++", "libnuma1": "numactl-libs"}
+NAMES = {
+    "g++": "gcc-c++",
+    "libnuma1": "numactl-libs",
+    "selinux-utils": "libselinux-utils",
+}
 """Names that the catalogue has otherwise; every other package keeps Debian's."""
 
 MERGED = {"nginx-common", "openssl"}

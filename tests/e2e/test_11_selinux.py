@@ -25,7 +25,11 @@ from lab.machine import missing
 pytestmark = pytest.mark.lab
 SERVING = "gpu-1"
 """Its server runs on the machine as well, which is the gateway before it."""
-GATEWAY = {"platform": "debian-12", "conda_frontend_path": "/opt/conda/bin/conda"}
+GATEWAY = {
+    "platform": "debian-12",
+    "conda_frontend_path": "/opt/conda/bin/conda",
+    "firewall": "unmanaged",
+}
 SETTINGS = "SELinux | Mode, booleans, labels"
 FORGET = "systemctl restart nginx.service"
 """A connection that Nginx keeps to the server was allowed when it was made."""
