@@ -223,6 +223,11 @@ def _firewalld(plan: HostPlan) -> Commands:
         yield StringCommand(f"rm -f {HOLD} && systemctl daemon-reload")
         yield _watchdog("systemctl disable --now firewalld.service")
         yield StringCommand("systemctl enable --quiet --now firewalld.service")
+        # systemd counts it as started before its rules are in force
+        yield StringCommand(
+            "for i in $(seq 60); do firewall-cmd --state >/dev/null 2>&1 && exit 0; sleep 1; done;"
+            " firewall-cmd --state >&2; exit 1"
+        )
         yield from _proved("firewalld")
     elif not state.enabled:
         yield StringCommand("systemctl enable --quiet firewalld.service")

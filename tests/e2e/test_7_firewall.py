@@ -36,8 +36,8 @@ def gets_in(port: int, address: str = SERVER, seconds: float = 2) -> bool:
 
 def gateway_gets_in(port: int, host: str = OTHER) -> bool:
     """Whether a host can connect to the main host."""
-    script = f"curl -s -o /dev/null -m 2 http://{SERVER}:{port}/ && echo yes || echo no"
-    return ssh(host, script) == "yes"
+    connect = f"timeout 2 bash -c '</dev/tcp/{SERVER}/{port}' 2>/dev/null"
+    return ssh(host, f"{connect} && echo yes || echo no") == "yes"
 
 
 def listen(host: str, *ports: int) -> None:
