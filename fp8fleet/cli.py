@@ -229,6 +229,11 @@ def _print_host(console: Console, host: HostPlan) -> None:
         rows.append(("proxy", f"{host.proxy.url} -> {upstreams}  (model {host.proxy.model_id})"))
     let_in = (f"{rule.port} from {rule.source or 'all'}" for rule in host.firewall.rules)
     rows.append(("firewall", f"{host.firewall.tool}: {', '.join(let_in)}"))
+    if host.selinux:
+        parts: list[str] = [host.selinux.mode]
+        parts += [f"{name}={int(value)}" for name, value in host.selinux.booleans.items()]
+        parts += [f"http_port_t:{port}" for port in host.selinux.ports]
+        rows.append(("SELinux", " ".join(parts)))
     rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
     for label, text in rows:
         console.print(f"  {label:<18} {text}", markup=False)

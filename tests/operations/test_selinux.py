@@ -13,15 +13,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness import RecordedHost, asked, context, host_plan, lines, program, run
+from harness import PROXY, RecordedHost, asked, context, host_plan, lines, program, run
+from paramiko import ChannelException
 from pyinfra.api import FunctionCommand
 
+import roles.accept.operations as accept_operations
 import roles.selinux.operations as selinux_operations
 from fp8fleet.plan import HostPlan, SelinuxPlan
+from roles.accept.operations import endpoint_answers
 from roles.conda.operations import tools_environment
 from roles.facts import PathState, PathStates
 from roles.kysec.facts import Kysec, KysecState
 from roles.kysec.operations import trusted_environments
+from roles.nginx.facts import Nginx, NginxState
+from roles.nginx.operations import live_configuration
 from roles.operations import relabel_command, trust_command
 from roles.selinux.facts import AllowRules, Denial, Denials, Selinux, SelinuxState
 from roles.selinux.operations import no_denials, selinux_as_planned
@@ -521,3 +526,64 @@ def test_an_environment_has_labels_and_trust_before_its_programs_run_and_before_
     ]
     plain = lines(tools_environment, absent, plan=host_plan(selinux=None, kysec=False))
     assert [line for line in plain if "restorecon" in line or "kysec" in line] == []
+
+
+# What other roles say
+
+
+def nginx_fails(folder: Path, log: str, enforcing: str | None) -> str:
+    """What the wait for the live configuration says with this error log."""
+    (folder / "log").write_text(log)
+    if enforcing is not None:
+        (folder / "enforce").write_text(enforcing)
+    program(folder, "curl", "exit 7")
+    program(folder, "sleep", "exit 0")
+    facts = {Nginx: NginxState(active=True, enabled=True, digest=None)}
+    wait = lines(live_configuration, facts, proxy=PROXY)[-1]
+    wait = wait.replace("/var/log/nginx/error.log", f"{folder}/log")
+    wait = wait.replace("/sys/fs/selinux/enforce", f"{folder}/enforce")
+    done = run(f"PATH={folder}:$PATH; {wait}")
+    assert done.returncode == 1
+    return done.stderr
+
+
+BIND = (
+    "2026/11/30 07:46:30 [emerg] 250#250: bind() to 0.0.0.0:8081 failed (13: Permission denied)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "enforcing", "told"),
+    [
+        (BIND, "1", True),
+        (BIND, "0", False),
+        (BIND, None, False),
+        (BIND.replace("13: Permission denied", "98: Address already in use"), "1", False),
+    ],
+)
+def test_nginx_that_is_denied_a_port_is_told_as_selinuxs_doing(
+    tmp_path: Path, log: str, enforcing: str | None, told: bool
+) -> None:
+    said = nginx_fails(tmp_path, log, enforcing)
+    assert "bind() to 0.0.0.0:8081" in said
+    assert ("SELinux denies Nginx port 8081" in said) is told
+
+
+def test_acceptance_does_not_wait_for_a_tunnel_that_sshd_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Debian's policy denies sshd to forward; a client of the tunnel would wait for minutes."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise ChannelException(2, "Connect failed")
+
+    transport = SimpleNamespace(open_channel=refuse)
+    client = SimpleNamespace(get_transport=lambda: transport)
+    monkeypatch.setattr(accept_operations, "_connects", lambda address, port: False)
+    host = RecordedHost({}, connector=SimpleNamespace(client=client))
+    with context(host, executing=True):
+        (command,) = endpoint_answers._inner(proxy=replace(PROXY, api_key=None))
+        assert command.function(None, host, *command.args, **command.kwargs) is False
+    (said,) = host.said
+    assert "the host's sshd does not forward to it" in said
+    assert "sshd_port_forwarding" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from fp8fleet.catalog import platforms
 from fp8fleet.cli import main
 from fp8fleet.errors import CheckFailed, OperatorError
 from lab import cli as lab_cli
-from lab import machine
+from lab import machine, selinux_vm
 from lab.cli import wanted_hosts
 from lab.hosts import in_order
 from lab.processes import alive, recorded, run
@@ -353,3 +354,24 @@ def test_the_access_log_has_status_bytes_and_range(caplog: pytest.LogCaptureFixt
         "1234",
         "bytes=5-",
     ]
+
+
+def test_the_selinux_machine_reaches_nothing_and_is_reached_on_loopback_alone() -> None:
+    command = selinux_vm._machine(Path("/image"), "127.1.2.3", "snapshot=on")
+    network = command[command.index("-netdev") + 1]
+    assert "restrict=on" in network
+    ports = [part for part in network.split(",") if part.startswith("hostfwd=")]
+    assert ports
+    assert all(part.startswith("hostfwd=tcp:127.1.2.3:") for part in ports)
+    assert "file=/image/disk,format=raw,if=virtio,cache=unsafe,snapshot=on" in command
+
+
+def test_selinux_machines_of_one_machine_have_addresses_of_their_own() -> None:
+    addresses = {selinux_vm._free_address() for _ in range(20)}
+    assert len(addresses) > 15
+    assert all(re.fullmatch(r"127(\.\d{1,3}){3}", address) for address in addresses)
+
+
+def test_its_commands_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert selinux_vm.main([]) == 2
+    assert "up|down|ssh" in capsys.readouterr().err
