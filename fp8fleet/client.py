@@ -140,7 +140,7 @@ def refused_login(response: requests.Response) -> str | None:
     if response.status_code == 401:
         if sent:
             return f"the token was refused{why}: is it expired or mistyped?"
-        return f"needs a token, and none was sent{why}: --token env:NAME or file:/PATH"
+        return f"needs a token, none was sent{why}: --token env:NAME or file:/PATH, model_token"
     if response.status_code == 403:
         return f"{'the token has no access' if sent else 'no access without a token'}{why}"
     return f"check the proxy's login{why}" if response.status_code == 407 else None

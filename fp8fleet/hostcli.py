@@ -18,7 +18,7 @@ from fp8fleet.fetch import (
     FanOut,
     FetchOptions,
     Finding,
-    check,
+    check_directory,
     fetch,
     human_bytes,
     standard_reporter,
@@ -263,7 +263,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1))
         return _exit_code(findings)
     with standard_reporter() as reporter:
-        verified = check(manifest, arguments.directory, arguments.full, reporter)
+        verified = check_directory(manifest, arguments.directory, arguments.full, reporter)
     code = _show(verified.findings)
     if code == 0:
         say(f"{arguments.directory}: whole, {len(manifest.files)} files, {verified.hashed} hashed")

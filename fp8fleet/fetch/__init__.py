@@ -1,6 +1,6 @@
 """Brings a manifest's files into a directory, each checked before it gets its name."""
 
-from fp8fleet.fetch.check import Finding, Stamp, Verified, check, verify
+from fp8fleet.fetch.check import Finding, Stamp, Verified, check_directory, verify
 from fp8fleet.fetch.engine import FetchResult, directory_lock, fetch
 from fp8fleet.fetch.options import FanOut, FetchOptions
 from fp8fleet.fetch.progress import (
@@ -21,7 +21,7 @@ __all__ = [
     "RichReporter",
     "Stamp",
     "Verified",
-    "check",
+    "check_directory",
     "directory_lock",
     "fetch",
     "human_bytes",

@@ -108,11 +108,11 @@ class Verified(NamedTuple):
 def verify(
     manifest: Manifest, directory: Path, full: bool = False, reporter: Reporter | None = None
 ) -> list[Finding]:
-    """The findings of `check`."""
-    return check(manifest, directory, full, reporter).findings
+    """The findings of `check_directory`."""
+    return check_directory(manifest, directory, full, reporter).findings
 
 
-def check(
+def check_directory(
     manifest: Manifest, directory: Path, full: bool = False, reporter: Reporter | None = None
 ) -> Verified:
     """Check a directory against its manifest.
