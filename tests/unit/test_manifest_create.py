@@ -1049,13 +1049,14 @@ def test_every_command_of_the_page_works(
         "https://mirror.example/models/qwen3-8b-fp8": f"{hub.url}/files",
         "/srv/models/qwen3-8b-fp8": str(directory),
         "/srv/models/NAME": str(directory),
+        "/srv/copy/": f"{tmp_path}/copy/",
         "models/NAME/": "models/qwen3-8b-fp8/",
         "/root/hf-token": str(token),
     }.items():
         assert shown in text
         text = text.replace(shown, ours)
     lines = [line.strip() for line in text.splitlines() if line.startswith("    fp8fleet ")]
-    assert len(lines) == 14
+    assert len(lines) == 17
     for line in lines:
         if "create" in line:
             shutil.rmtree("models", ignore_errors=True)
