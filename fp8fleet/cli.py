@@ -21,7 +21,12 @@ from fp8fleet.errors import OperatorError
 from fp8fleet.fetch import human_bytes, standard_reporter
 from fp8fleet.inventory import load_fleet, parse_data
 from fp8fleet.locks import make_lock
-from fp8fleet.manifest_create import CreateOptions, create_manifest
+from fp8fleet.manifest_create import (
+    CreateOptions,
+    NotServable,
+    create_manifest,
+    finding_line,
+)
 from fp8fleet.output import run, say
 from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile
 from fp8fleet.planner import make_plan
@@ -115,21 +120,9 @@ def _register_manifest(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--include", action="append", default=[], metavar="GLOB", help="beyond the usual files"
     )
     create.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out")
-    create.add_argument(
-        "--token",
-        type=_secret,
-        metavar="REF",
-        help="env:NAME or file:/PATH (0600) with the bearer token; --hub also reads HF_TOKEN",
-    )
+    hostcli.add_token(create, "; --hub also reads HF_TOKEN")
     create.add_argument("--force", action="store_true", help="write over a manifest that exists")
     create.set_defaults(func=_manifest_create)
-
-
-def _secret(text: str) -> SecretRef:
-    try:
-        return SecretRef.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _manifest_create(arguments: argparse.Namespace) -> int:
@@ -148,10 +141,16 @@ def _manifest_create(arguments: argparse.Namespace) -> int:
         include=tuple(arguments.include),
         exclude=tuple(arguments.exclude),
         token=token.resolve() if token else None,
+        token_for=arguments.token_for,
         force=arguments.force,
     )
     with standard_reporter() as reporter:
-        created = create_manifest(options, reporter)
+        try:
+            created = create_manifest(options, reporter)
+        except NotServable as refusal:
+            for finding in refusal.findings:
+                say(finding_line(finding))
+            raise
     for note in created.notes:
         say(f"note: {note}")
     manifest = created.manifest

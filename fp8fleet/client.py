@@ -129,6 +129,23 @@ class Client:
             raise Unusable(root_cause(error)) from None
 
 
+def refused_login(response: requests.Response) -> str | None:
+    """What to do about 401, 403 or 407; None: another answer.
+
+    The request says whether a token was sent: it does not go to every host.
+    """
+    said = plain(response.headers.get("X-Error-Message", ""))[:200]
+    why = f" ({said})" if said else ""
+    sent = "Authorization" in response.request.headers
+    if response.status_code == 401:
+        if sent:
+            return f"the token was refused{why}: is it expired or mistyped?"
+        return f"needs a token, none was sent{why}: --token env:NAME or file:/PATH, model_token"
+    if response.status_code == 403:
+        return f"{'the token has no access' if sent else 'no access without a token'}{why}"
+    return f"check the proxy's login{why}" if response.status_code == 407 else None
+
+
 def reason_of(response: requests.Response) -> str:
     """``404 Not Found``, whatever the server says."""
     return plain(f"{response.status_code} {response.reason or ''}".strip())

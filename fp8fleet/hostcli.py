@@ -18,6 +18,7 @@ from fp8fleet.fetch import (
     FanOut,
     FetchOptions,
     Finding,
+    check_directory,
     fetch,
     human_bytes,
     standard_reporter,
@@ -62,7 +63,7 @@ def _register_fetch(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     )
     parser.add_argument("--ca-bundle", type=Path, metavar="FILE", help="authorities to trust (PEM)")
     parser.add_argument("--proxy", metavar="URL", help="HTTP proxy; unset: the environment's")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="0600 bearer token")
+    add_token(parser)
     _add_rate_limit(parser)
     parser.add_argument(
         "--torrent", type=Path, metavar="FILE", help="share the download with the --peer hosts"
@@ -70,6 +71,28 @@ def _register_fetch(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--listen", metavar="ADDRESS:PORT", help="of this host, for its peers")
     _add_peers(parser)
     parser.set_defaults(func=_fetch)
+
+
+def add_token(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add ``--token`` and ``--token-for``, of which the first is a `SecretRef`."""
+    parser.add_argument(
+        "--token",
+        type=_secret,
+        metavar="REF",
+        help=f"env:NAME or file:/PATH (0600) with the bearer token{more}",
+    )
+    parser.add_argument(
+        "--token-for",
+        metavar="URL",
+        help="on the host that gets the token; unset: the only one that is asked, by https",
+    )
+
+
+def _secret(text: str) -> SecretRef:
+    try:
+        return SecretRef.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_rate_limit(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +180,8 @@ def _fetch(arguments: argparse.Namespace) -> int:
         options = FetchOptions(
             ca_bundle=arguments.ca_bundle,
             proxy=arguments.proxy,
-            token_file=arguments.token_file,
+            token=arguments.token,
+            token_for=_token_for(arguments),
             rate_limit=arguments.rate_limit,
             fan_out=_fan_out(arguments),
             reporter=reporter,
@@ -173,6 +197,13 @@ def _fetch(arguments: argparse.Namespace) -> int:
     return _show(findings)
 
 
+def _token_for(arguments: argparse.Namespace) -> str | None:
+    if arguments.token_for is not None and arguments.token is None:
+        raise OperatorError("--token-for goes with --token")
+    named: str | None = arguments.token_for
+    return named
+
+
 def _fan_out(arguments: argparse.Namespace) -> FanOut | None:
     if arguments.torrent is None and arguments.listen is None and not arguments.peer:
         return None
@@ -185,6 +216,7 @@ def _seed(arguments: argparse.Namespace) -> int:
     from fp8fleet.seed import seed
 
     manifest = load_manifest(arguments.manifest)
+    _require_directory(arguments.directory)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -203,6 +235,7 @@ def _torrent(arguments: argparse.Namespace) -> int:
     from fp8fleet.seed import write_torrent
 
     manifest = load_manifest(arguments.manifest)
+    _require_directory(arguments.directory)
     path = arguments.manifest.with_name(TORRENT)
     with standard_reporter() as reporter:
         write_torrent(manifest, arguments.directory, path, reporter)
@@ -210,8 +243,16 @@ def _torrent(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _require_directory(path: Path) -> None:
+    """Refuse a mistyped directory, of which every single file would be missing."""
+    if not path.is_dir():
+        what = "is no directory" if path.exists() else "no such directory"
+        raise OperatorError(f"{path}: {what}, expected that of the model's files")
+
+
 def _verify(arguments: argparse.Namespace) -> int:
     manifest = load_manifest(arguments.manifest)
+    _require_directory(arguments.directory)
     if arguments.json:
         findings = verify(manifest, arguments.directory, arguments.full)
         report = {
@@ -222,8 +263,11 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1))
         return _exit_code(findings)
     with standard_reporter() as reporter:
-        findings = verify(manifest, arguments.directory, arguments.full, reporter)
-    return _show(findings)
+        verified = check_directory(manifest, arguments.directory, arguments.full, reporter)
+    code = _show(verified.findings)
+    if code == 0:
+        say(f"{arguments.directory}: whole, {len(manifest.files)} files, {verified.hashed} hashed")
+    return code
 
 
 def _show(findings: list[Finding]) -> int:

@@ -67,7 +67,7 @@ def hugging_face(web: Web, model: str, revision: str) -> Listing:
         OperatorError: no such model or revision, or a model that needs terms accepted.
         CheckFailed: the endpoint does not answer as such an API.
     """
-    endpoint = _endpoint("HF_ENDPOINT", HUGGING_FACE)
+    endpoint = hugging_face_endpoint()
     named = quote(revision, safe="")
     with explained(model, revision, endpoint):
         told, _ = web.json(f"{endpoint}/api/models/{model}/revision/{named}")
@@ -145,7 +145,7 @@ def modelscope(web: Web, model: str, revision: str) -> Listing:
         OperatorError: no such model or revision.
         CheckFailed: the endpoint does not answer as such an API, or the model changed meanwhile.
     """
-    endpoint = _endpoint("MODELSCOPE_DOMAIN", MODELSCOPE)
+    endpoint = modelscope_endpoint()
     commit = _newest_commit(web, endpoint, model, revision)
     api = f"{endpoint}/api/v1/models/{model}/repo/files"
     data = _modelscope_data(
@@ -197,6 +197,16 @@ def _modelscope_data(
                 " both names; private models are not listed: use --directory for them"
             )
     raise CheckFailed(f"{url}: not an answer of ModelScope's API")
+
+
+def hugging_face_endpoint() -> str:
+    """Hugging Face, or the mirror that HF_ENDPOINT names; `OperatorError` if that is none."""
+    return _endpoint("HF_ENDPOINT", HUGGING_FACE)
+
+
+def modelscope_endpoint() -> str:
+    """ModelScope, or the domain that MODELSCOPE_DOMAIN names; `OperatorError` if that is none."""
+    return _endpoint("MODELSCOPE_DOMAIN", MODELSCOPE)
 
 
 def _endpoint(variable: str, default: str) -> str:
@@ -252,7 +262,9 @@ def explained(model: str, revision: str, endpoint: str) -> Iterator[None]:
         yield
     except Refused as refused:
         where = f"{model} at {endpoint}"
-        token = "set HF_TOKEN or give --token"
+        token = "set HF_TOKEN or give --token env:NAME or file:/PATH"
+        if refused.status == 401 and refused.login:
+            raise OperatorError(f"{where}: 401: {refused.login}") from None
         if refused.code == "GatedRepo":
             raise OperatorError(
                 f"{where}: gated: accept its terms on its page, then {token} of the same account"
@@ -266,5 +278,5 @@ def explained(model: str, revision: str, endpoint: str) -> Iterator[None]:
         if refused.status == 404:
             raise OperatorError(f"{where}: not found, revision {revision!r}: {refused}") from None
         if refused.status == 403:
-            raise OperatorError(f"{where}: the token has no access: {refused}") from None
+            raise OperatorError(f"{where}: {refused}") from None
         raise

@@ -22,6 +22,8 @@ QUARANTINE = ".quarantine"
 TORRENT = "model.torrent"
 """Beside a manifest: how hosts share its files, made where the bytes are."""
 STAMP = ".fp8fleet-stamp.json"
+INDEX = "model.safetensors.index.json"
+"""Of the publisher's: which shard has which tensor."""
 LOCK = ".fp8fleet-lock"
 INSPECTED = ".fp8fleet-inspected"
 _WRITTEN = (STAMP, INSPECTED)
@@ -174,6 +176,8 @@ def load_manifest(path: Path) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise OperatorError(f"{path}: no such manifest") from None
+    except IsADirectoryError:
+        raise OperatorError(f"{path}: is a directory, expected its manifest.toml") from None
     except UnicodeDecodeError:
         raise OperatorError(f"{path}: not UTF-8 text") from None
     except OSError as error:
@@ -232,11 +236,15 @@ def _check_paths(path: Path, text: str, manifest: Manifest) -> None:
 
 
 def _explain(path: Path, text: str, error: ValidationError) -> str:
-    """The first error of a validation as one line, with the number of the others."""
+    """One error of a validation as one line, with the number of the others.
+
+    An unknown key first: mistyped, it is why another one is missing.
+    """
     errors = error.errors(include_url=False, include_input=False)
-    first = errors[0]
+    first = min(errors, key=lambda one: one["type"] != "extra_forbidden")
     location = first["loc"]
-    more = f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
+    others = len(errors) - 1
+    more = f" (and {others} more error{'s' if others > 1 else ''})" if others else ""
     where = _where(path, _line_of(text, location))
     return f"{where}: {_name(location)} {_message(first)}{more}"
 

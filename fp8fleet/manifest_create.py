@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -16,10 +17,13 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from fp8fleet import hub
+from fp8fleet.checkpoint import Checkpoint, inspect_directory, inspect_known
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch import Reporter
+from fp8fleet.findings import Finding
 from fp8fleet.headers import HEADERS, Header, header_from, headers_text
 from fp8fleet.manifest import (
+    INDEX,
     TORRENT,
     Manifest,
     ManifestFile,
@@ -32,6 +36,7 @@ from fp8fleet.manifest import (
 from fp8fleet.outside import load_json
 from fp8fleet.quantization import quantization_name
 from fp8fleet.sums import parse_sums
+from fp8fleet.tokens import token_origin
 from fp8fleet.web import NoRanges, Web
 from fp8fleet.workers import workers
 
@@ -39,7 +44,9 @@ MANIFEST = "manifest.toml"
 CONFIG = "config.json"
 STORED = (CONFIG, "generation_config.json")
 """Files of the model that are stored beside the manifest."""
-INDEX = "model.safetensors.index.json"
+MODELOPT = "hf_quant_config.json"
+READ = (*STORED, INDEX, MODELOPT)
+"""Files of the model whose content is needed, to store or to inspect it."""
 
 INCLUDED = (
     "*.safetensors",
@@ -80,7 +87,7 @@ class CreateOptions:
     models: Path = Path("models")
     """The folder in which NAME/ is written."""
     directory: Path | None = None
-    """Holds the files; with ``sums``, their sizes and headers only are read from it."""
+    """Holds the files; with ``sums``, they are compared with the list."""
     sums: str | None = None
     """A SHA256SUMS file or its URL."""
     base: str | None = None
@@ -97,6 +104,8 @@ class CreateOptions:
     exclude: tuple[str, ...] = ()
     token: str | None = None
     """Bearer token for the hub or for ``sums`` and ``base``."""
+    token_for: str | None = None
+    """URL on the host that gets the token; None: the only one that is asked, by https."""
     force: bool = False
     """Write over a manifest that exists."""
 
@@ -110,6 +119,27 @@ class Created:
     has_headers: bool
     notes: tuple[str, ...]
     """What an operator should know."""
+
+
+class NotServable(CheckFailed):
+    """The files are as they were listed, but a host's inspection would refuse them."""
+
+    def __init__(self, where: str, findings: Sequence[Finding]) -> None:
+        errors = sum(finding.severity == "error" for finding in findings)
+        super().__init__(
+            f"{where}: {errors} error{'s' if errors > 1 else ''}: not to be served, so no manifest"
+            " is written"
+        )
+        self.findings = tuple(findings)
+        """Errors first, and warnings."""
+
+
+def finding_line(finding: Finding) -> str:
+    """A finding of the inspection on one line."""
+    where = " ".join(part for part in (finding.file, finding.tensor) if part)
+    more = f" (and {finding.count - 1} more)" if finding.count > 1 else ""
+    text = f"{where} {finding.message}" if where else finding.message
+    return f"{finding.severity}: {text}{more} [{finding.code}]: {finding.remedy}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +156,8 @@ class _Place(Protocol):
     """Where the files are while the manifest is made."""
 
     threads: int
+    near: bool
+    """Whether every file is read and hashed, although its list may tell the digest."""
 
     def size(self, path: str) -> int:
         """Bytes of a file."""
@@ -163,7 +195,8 @@ def create_manifest(options: CreateOptions, reporter: Reporter) -> Created:
 
     Raises:
         OperatorError: an input that cannot mean anything, or a manifest that exists.
-        CheckFailed: a source that fails, or files that contradict their list or each other.
+        NotServable: files that a host's inspection would refuse.
+        CheckFailed: a source that fails, or files that contradict their list.
     """
     folder = _folder(options)
     found = _find(options, reporter)
@@ -174,10 +207,19 @@ def create_manifest(options: CreateOptions, reporter: Reporter) -> Created:
     manifest_files = [file for file, _ in settled]
     read = {file.path: content for file, content in settled if content is not None}
     _check_index(found.place, read, manifest_files)
-    quantization = quantization_name(_json_object(found.place, read, CONFIG))
+    config = _json_object(found.place, read, CONFIG)
+    quantization: str | None = quantization_name(config)
     if quantization is not None and not quantization.isprintable():
         raise CheckFailed(f"{found.place.where(CONFIG)}: quantization {quantization!r}: no name")
-    headers = _headers(found.place, manifest_files, reporter, notes)
+    place = _Noted(found.place)
+    headers = _headers(place, manifest_files, reporter, notes)
+    if headers is None:
+        inspected = inspect_known(config, {})
+        notes.append("only config.json was inspected: hosts will inspect the shards")
+    else:
+        inspected = _inspect(place, manifest_files, read)
+        quantization = inspected.quantization
+    _judge(inspected, found.where, notes)
     manifest = Manifest(
         name=options.name,
         revision=found.revision or _content_revision(manifest_files),
@@ -200,6 +242,12 @@ def _folder(options: CreateOptions) -> Path:
         check_component(options.name)
     except ValueError as error:
         raise OperatorError(f"NAME {options.name!r}: {error}") from None
+    root = options.models.parent
+    if not options.models.is_dir() and not (root / "pyproject.toml").is_file():
+        raise OperatorError(
+            f"{root.resolve()}: is no checkout of this project, it has no {options.models.name}/"
+            " and no pyproject.toml: change into the checkout's root"
+        )
     folder = options.models / options.name
     if (folder / MANIFEST).exists() and not options.force:
         raise OperatorError(
@@ -257,8 +305,9 @@ def _find_directory(options: CreateOptions, directory: Path, reporter: Reporter)
 def _find_sums(options: CreateOptions, sums: str, reporter: Reporter) -> _Found:
     if (options.base is None) == (options.directory is None):
         raise OperatorError("--sums needs the files too: give --base URL or --directory DIR")
-    web = Web(reporter, options.token)
     is_url = sums.startswith(("http://", "https://"))
+    asked = [sums] if is_url else []
+    web = _web(options, reporter, *asked, *filter(None, [options.base]))
     text = web.text(sums) if is_url else _read_text(Path(sums))
     listed = tuple(_Listed(path, None, digest) for path, digest in parse_sums(text, sums).items())
     revision = _own_revision(options)
@@ -275,12 +324,13 @@ def _find_sums(options: CreateOptions, sums: str, reporter: Reporter) -> _Found:
 
 def _find_hub(options: CreateOptions, reporter: Reporter) -> _Found:
     model = hub.check_model(options.hub or options.modelscope or "")
-    web = Web(reporter, options.token)
     if options.hub is not None:
+        web = _web(options, reporter, hub.hugging_face_endpoint())
         revision = options.revision or "main"
         reporter.note(f"listing {model}, revision {revision}")
         listing = hub.hugging_face(web, model, revision)
     else:
+        web = _web(options, reporter, hub.modelscope_endpoint())
         revision = options.revision or "master"
         reporter.note(f"listing {model}, revision {revision}")
         listing = hub.modelscope(web, model, revision)
@@ -294,6 +344,19 @@ def _find_hub(options: CreateOptions, reporter: Reporter) -> _Found:
     return _Found(place, listed, sources, listing.commit, origin, where)
 
 
+def _web(options: CreateOptions, reporter: Reporter, *asked: str) -> Web:
+    """The client; the token is for one of the addresses that are asked."""
+    if options.token is None:
+        if options.token_for is not None:
+            raise OperatorError("--token-for goes with --token")
+        return Web(reporter)
+    try:
+        trusted = token_origin(asked, options.token_for, "--token-for")
+    except ValueError as error:
+        raise OperatorError(str(error)) from None
+    return Web(reporter, options.token, trusted)
+
+
 def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -305,6 +368,8 @@ def _read_text(path: Path) -> str:
 
 class _Directory:
     """Files in a directory of this machine."""
+
+    near = True
 
     def __init__(self, root: Path, reporter: Reporter) -> None:
         if not root.is_dir():
@@ -388,6 +453,7 @@ class _Site:
     """Files under a URL."""
 
     threads = _WEB_THREADS
+    near = False
 
     def __init__(self, web: Web, base: str, told: tuple[str, str, str] | None = None) -> None:
         """``told``: model, revision and endpoint, where a hub's refusals are to be explained."""
@@ -417,6 +483,23 @@ class _Site:
         return hub.explained(*self._told) if self._told else nullcontext()
 
 
+class _Noted:
+    """A place that keeps the ranges that were read."""
+
+    def __init__(self, place: _Place) -> None:
+        self.threads = place.threads
+        self.where = place.where
+        self.pieces: dict[str, list[tuple[int, bytes]]] = {}
+        """Offset and bytes, by path."""
+        self._place = place
+
+    def read_range(self, path: str, start: int, count: int) -> bytes:
+        """See `_Place.read_range`."""
+        content = self._place.read_range(path, start, count)
+        self.pieces.setdefault(path, []).append((start, content))
+        return content
+
+
 # --- which files, and what they are -------------------------------------------------------------
 
 
@@ -436,14 +519,22 @@ def _selected(options: CreateOptions, found: _Found, notes: list[str]) -> list[_
             raise CheckFailed(f"{found.where}: lists {file.path!r} twice")
         chosen[file.path] = file
     if CONFIG not in chosen:
-        raise CheckFailed(
-            f"{found.where}: no {CONFIG} among its {len(found.listed)} files:"
-            " not a model that vLLM can serve"
-        )
+        raise CheckFailed(f"{found.where}: no {CONFIG} among its {_without_config(found)}")
     if left_out:
         more = f" and {len(left_out) - 10} more" if len(left_out) > 10 else ""
         notes.append(f"left out: {', '.join(sorted(left_out)[:10])}{more}")
     return [chosen[path] for path in sorted(chosen)]
+
+
+def _without_config(found: _Found) -> str:
+    """How many files there are, and where config.json is instead of at their top."""
+    count = f"{len(found.listed)} files"
+    below = [file.path for file in found.listed if file.path.endswith(f"/{CONFIG}")]
+    if not below:
+        return f"{count}: not a model that vLLM can serve"
+    path = min(below, key=lambda path: (path.count("/"), path))
+    folder = path.rpartition("/")[0]
+    return f"{count}, but {path}: give {folder}/ itself, and a list of digests made inside it"
 
 
 def is_wanted(path: str, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> bool:
@@ -468,11 +559,11 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 def _settle(place: _Place, file: _Listed) -> tuple[ManifestFile, bytes | None]:
     """Size and digest of a file; its content, too, where the manifest needs it.
 
-    A file is read only where its digest is not known yet or its content is needed.
+    A file elsewhere is read only where its digest is not known yet or its content is needed.
     """
     size = place.size(file.path) if file.size is None else file.size
-    needed = file.path in (*STORED, INDEX)
-    if file.sha256 is not None and not needed:
+    needed = file.path in READ
+    if file.sha256 is not None and not needed and not place.near:
         return ManifestFile(path=file.path, size=size, sha256=file.sha256), None
     if needed and size > _MAX_READ:
         raise CheckFailed(f"{place.where(file.path)}: has {size} bytes: too many for what it is")
@@ -524,13 +615,10 @@ def _check_index(place: _Place, read: dict[str, bytes], files: Sequence[Manifest
 
 
 def _headers(
-    place: _Place, files: Sequence[ManifestFile], reporter: Reporter, notes: list[str]
+    place: _Noted, files: Sequence[ManifestFile], reporter: Reporter, notes: list[str]
 ) -> dict[str, Header] | None:
     """The headers of all shards; None where they cannot be read."""
     shards = [file for file in files if file.path.endswith(".safetensors")]
-    if not shards:
-        notes.append("no safetensors files: without headers, capacity will be 'unknown'")
-        return None
     try:
         headers = _parallel(place.threads, lambda shard: _header(place, shard, reporter), shards)
     except NoRanges:
@@ -539,7 +627,7 @@ def _headers(
     return {shard.path: header for shard, header in zip(shards, headers, strict=True)}
 
 
-def _header(place: _Place, shard: ManifestFile, reporter: Reporter) -> Header:
+def _header(place: _Noted, shard: ManifestFile, reporter: Reporter) -> Header:
     def read(start: int, count: int) -> bytes:
         return place.read_range(shard.path, start, count)
 
@@ -555,6 +643,38 @@ def _header(place: _Place, shard: ManifestFile, reporter: Reporter) -> Header:
         )
     reporter.note(f"header of {shard.path}: {len(header.tensors)} tensors")
     return header
+
+
+def _inspect(place: _Noted, files: Sequence[ManifestFile], read: dict[str, bytes]) -> Checkpoint:
+    """What `fp8fleet inspect` says of these files.
+
+    It gets a directory that has what was read of them and is empty (sparse) for the rest: the same
+    rules as on a host, without the weights.
+    """
+    with tempfile.TemporaryDirectory(prefix="fp8fleet-") as folder:
+        # An engine looks at no file of a folder within.
+        for file in (file for file in files if "/" not in file.path):
+            path = Path(folder) / file.path
+            try:
+                path.write_bytes(read.get(file.path, b""))
+                if file.path not in place.pieces:
+                    continue
+                with path.open("r+b") as stream:
+                    for start, content in place.pieces[file.path]:
+                        stream.seek(start)
+                        stream.write(content)
+                    stream.truncate(file.size)
+            except OSError as error:
+                raise CheckFailed(f"{path}: cannot be written: {error.strerror}") from None
+        return inspect_directory(Path(folder))
+
+
+def _judge(inspected: Checkpoint, where: str, notes: list[str]) -> None:
+    """Refuse what no host would serve; the rest of what was found is noted."""
+    findings = [finding for finding in inspected.findings if finding.severity != "info"]
+    if not inspected.whole:
+        raise NotServable(where, findings)
+    notes += [finding_line(finding) for finding in findings]
 
 
 def _content_revision(files: Sequence[ManifestFile]) -> str:

@@ -206,6 +206,8 @@ class ModelPlan:
     """Bytes of all files."""
     files: int
     token: str | None
+    token_for: str | None
+    """URL on the host that gets the token; None: the only one of the sources."""
     headers: str | None
     """The stored headers that the shards must have; None: models/ has none."""
     rate_limit: float | None

@@ -70,7 +70,6 @@ class SecretRef:
         if self.name not in os.environ:
             raise OperatorError(
                 f"{self}: the environment variable {self.name} is not set: export it"
-                " before the deploy"
             )
         return os.environ[self.name].strip()
 

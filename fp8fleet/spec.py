@@ -526,7 +526,13 @@ class HostSpec(Spec):
         description="Base URLs of the model's files, tried in order. Unset: the manifest's.",
     )
     model_token: SecretRef | None = Field(
-        default=None, description="Bearer token for the model's sources (`env:NAME`, `file:PATH`)."
+        default=None,
+        description="Bearer token for one host of the model's sources (`env:NAME`, `file:PATH`).",
+    )
+    model_token_for: Source | None = Field(
+        default=None,
+        description="URL on the host that gets model_token; needed where the sources are on several"
+        " hosts, or the token shall go over plain http. Unset: the only host, by https.",
     )
     model_rate_limit: Annotated[float, Field(ge=0.1)] | None = Field(
         default=None, description="Megabytes a second that a host fetches, and gives. Unset: all."

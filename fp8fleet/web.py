@@ -16,6 +16,7 @@ from fp8fleet.client import (
     Untrusted,
     Unusable,
     reason_of,
+    refused_login,
     retry_after,
     root_cause,
 )
@@ -23,6 +24,7 @@ from fp8fleet.errors import CheckFailed
 from fp8fleet.fetch import Reporter
 from fp8fleet.headers import what_instead
 from fp8fleet.outside import load_json, whole_number
+from fp8fleet.tokens import Origin, origin_of
 
 _CHUNK = 1 << 20
 _MAX_TEXT = 64 << 20
@@ -38,11 +40,15 @@ class NoRanges(Exception):
 class Refused(CheckFailed):
     """The server has answered, but not with what was asked for."""
 
-    def __init__(self, message: str, status: int, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, status: int, code: str | None = None, login: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         """X-Error-Code, where the server sends one."""
+        self.login = login
+        """What is the matter with the token; None: none was sent, or another answer."""
 
 
 class _Broken(CheckFailed):
@@ -54,7 +60,7 @@ class _Broken(CheckFailed):
 
 
 class Web:
-    """A client for one endpoint and what it redirects to.
+    """A client for a few addresses and what they redirect to.
 
     Proxies and authorities come from the environment (HTTPS_PROXY, NO_PROXY, REQUESTS_CA_BUNDLE).
     """
@@ -63,13 +69,15 @@ class Web:
         self,
         reporter: Reporter,
         token: str | None = None,
+        trusted: Origin | None = None,
         retries: int = 4,
         backoff_s: float = 1.0,
     ) -> None:
         """
         Args:
             reporter: is told of waits and downloads.
-            token: bearer token, sent to the hosts that are asked, not to where they redirect.
+            token: bearer token.
+            trusted: who gets the token; it does not go to where that redirects.
             retries: tries after the first for 429, 5xx and broken connections.
             backoff_s: the first wait, doubled from wait to wait.
 
@@ -79,7 +87,9 @@ class Web:
         self._reporter = reporter
         self._retries = retries
         self._backoff_s = backoff_s
-        self._client = Client(token, _CONNECT_S, _SILENT_S)
+        self._trusted = trusted
+        self._bearer = Client(token, _CONNECT_S, _SILENT_S)
+        self._plain = Client(None, _CONNECT_S, _SILENT_S)
 
     def text(self, url: str) -> str:
         """A text, such as a list of checksums.
@@ -203,9 +213,10 @@ class Web:
         self, method: str, url: str, headers: dict[str, str] | None = None
     ) -> requests.Response:
         """Ask, again after a while where the server or the connection fails for the moment."""
+        client = self._bearer if origin_of(url) == self._trusted else self._plain
         for attempt in range(self._retries + 1):
             try:
-                response = self._client.ask(method, url, headers)
+                response = client.ask(method, url, headers)
             except Untrusted as error:
                 raise CheckFailed(
                     f"{url}: {error}; a site's own authority needs REQUESTS_CA_BUNDLE"
@@ -239,6 +250,7 @@ def _refused(url: str, response: requests.Response) -> Refused:
     parts = urlsplit(response.url)
     where = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
     via = "" if where == url.partition("?")[0] else f" (from {where})"
-    return Refused(
-        f"{url}: {reason_of(response)}{via}", status, response.headers.get("X-Error-Code")
-    )
+    login = refused_login(response)
+    message = f"{url}: {reason_of(response)}{via}" + (f": {login}" if login else "")
+    sent = "Authorization" in response.request.headers
+    return Refused(message, status, response.headers.get("X-Error-Code"), login if sent else None)

@@ -46,6 +46,7 @@ HOST_MODULES = (
     "secrets",
     "seed",
     "tensor_parallel",
+    "tokens",
     "toml",
     "workers",
 )

@@ -1,6 +1,6 @@
 """Brings a manifest's files into a directory, each checked before it gets its name."""
 
-from fp8fleet.fetch.check import Finding, Stamp, verify
+from fp8fleet.fetch.check import Finding, Stamp, Verified, check_directory, verify
 from fp8fleet.fetch.engine import FetchResult, directory_lock, fetch
 from fp8fleet.fetch.options import FanOut, FetchOptions
 from fp8fleet.fetch.progress import (
@@ -20,6 +20,8 @@ __all__ = [
     "Reporter",
     "RichReporter",
     "Stamp",
+    "Verified",
+    "check_directory",
     "directory_lock",
     "fetch",
     "human_bytes",

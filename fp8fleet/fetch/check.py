@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fp8fleet.fetch.disk import write_beside
 from fp8fleet.fetch.progress import Reporter
-from fp8fleet.manifest import RESERVED, STAMP, Manifest, ManifestFile
+from fp8fleet.jsonfile import JsonError, parse_python_json, read_regular
+from fp8fleet.manifest import INDEX, RESERVED, STAMP, Manifest, ManifestFile
 from fp8fleet.outside import load_json
 from fp8fleet.workers import workers
 
@@ -50,6 +51,8 @@ class Stamp:
             stored = load_json(self._path.read_text(encoding="utf-8")).get("files")
             self._files = {str(path): dict(entry) for path, entry in stored.items()}
         self._changed = False
+        self.hashed = 0
+        """Files that were read and are right."""
 
     def covers(self, file: ManifestFile, status: os.stat_result) -> bool:
         """Whether ``file`` was verified and looks as it did then."""
@@ -59,6 +62,7 @@ class Stamp:
         """Note that ``file``, looking as ``status``, has the right digest."""
         with self._lock:
             self._changed = True
+            self.hashed += 1
             self._files[file.path] = _stamp_entry(file, status)
 
     def forget(self, file: ManifestFile) -> None:
@@ -92,9 +96,25 @@ def _stamp_entry(file: ManifestFile, status: os.stat_result) -> dict[str, Any]:
     }
 
 
+class Verified(NamedTuple):
+    """What a check of a directory tells."""
+
+    findings: list[Finding]
+    """What is wrong, errors first. Empty: whole, and nothing else is there."""
+    hashed: int
+    """Files that were read, the stamp not covering them, and are right."""
+
+
 def verify(
     manifest: Manifest, directory: Path, full: bool = False, reporter: Reporter | None = None
 ) -> list[Finding]:
+    """The findings of `check_directory`."""
+    return check_directory(manifest, directory, full, reporter).findings
+
+
+def check_directory(
+    manifest: Manifest, directory: Path, full: bool = False, reporter: Reporter | None = None
+) -> Verified:
     """Check a directory against its manifest.
 
     Files that the stamp covers are not read; what was hashed and is right enters the stamp, where
@@ -103,9 +123,6 @@ def verify(
     Args:
         full: hash every file, the stamp notwithstanding.
         reporter: shows the hashing; nothing is shown without one.
-
-    Returns:
-        What is wrong, errors first. Empty: whole, and nothing else is there.
     """
     stamp = Stamp(directory)
     found = check_files(manifest, directory, stamp, full, reporter or Reporter())
@@ -113,7 +130,8 @@ def verify(
     # A check by another user, or on a read-only or full disk, is still a check.
     with suppress(OSError):
         stamp.save(manifest)
-    return sorted(findings, key=lambda finding: (finding.severity != "error", finding.file))
+    findings.sort(key=lambda finding: (finding.severity != "error", finding.file))
+    return Verified(findings, stamp.hashed)
 
 
 def check_files(
@@ -180,6 +198,28 @@ def hash_file(path: Path, file: ManifestFile, reporter: Reporter) -> str:
     return sha.hexdigest()
 
 
+def _extra_weights(directory: Path, path: str) -> Finding:
+    """vLLM loads the shards that the index names or, without one, all (see `fp8fleet.checkpoint`).
+
+    ``consolidated*.safetensors`` it may load in place of the others.
+    """
+    indexed = _indexed(directory)
+    if indexed and path not in indexed and not path.startswith("consolidated"):
+        message = f"is neither in the manifest nor in {INDEX}: it is not loaded"
+        return Finding("extra", "warning", path, message, "remove it")
+    message = "is not in the manifest, and the engine would load it"
+    return Finding("extra", "error", path, message, "move it out of the directory")
+
+
+def _indexed(directory: Path) -> set[str]:
+    """The shards that the directory's index names; empty without an index that can be read."""
+    try:
+        index, _ = parse_python_json(read_regular(directory / INDEX))
+        return {file for file in index["weight_map"].values() if isinstance(file, str)}
+    except (OSError, JsonError, LookupError, TypeError, AttributeError):
+        return set()
+
+
 def _extra_files(manifest: Manifest, directory: Path) -> Iterator[Finding]:
     named = {file.path for file in manifest.files}
     unseen: list[OSError] = []
@@ -198,8 +238,7 @@ def _extra_files(manifest: Manifest, directory: Path) -> Iterator[Finding]:
             if path in named or path in RESERVED:
                 continue
             if name.endswith(".safetensors"):
-                message = "is not in the manifest, and the engine would load it"
-                yield Finding("extra", "error", path, message, "move it out of the directory")
+                yield _extra_weights(directory, path)
             else:
                 message = "is not in the manifest"
                 yield Finding("extra", "warning", path, message, "remove it if it is not wanted")

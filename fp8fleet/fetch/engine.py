@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8fleet.errors import CheckFailed
+from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch.check import check_files
 from fp8fleet.fetch.options import FetchOptions
 from fp8fleet.fetch.origin import Body, Interrupted, Origin, Refused
@@ -81,11 +81,14 @@ def fetch(
         sources: base URLs in the order to try, in place of the manifest's.
 
     Raises:
-        OperatorError: no source, a bad source, a missing CA bundle or token.
+        OperatorError: no source, a bad source, a missing CA bundle or token, a file's path in place
+            of the directory's.
         CheckFailed: a file that no source has, a full disk, a directory that another one fills.
     """
     options = options or FetchOptions()
     try:
+        if directory.exists() and not directory.is_dir():
+            raise OperatorError(f"{directory}: is no directory, expected the model's")
         directory.mkdir(parents=True, exist_ok=True)
         with directory_lock(directory):
             return _Fetch(Run(manifest, directory, options)).run(

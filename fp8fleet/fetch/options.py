@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fp8fleet.fetch.progress import Reporter
+from fp8fleet.secrets import SecretRef
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,10 @@ class FetchOptions:
     """PEM file of the authorities to trust; None: the machine's own."""
     proxy: str | None = None
     """URL of the proxy; None: what the environment says."""
-    token_file: Path | None = None
-    """0600 file with the bearer token, sent to every web source but not to where it redirects."""
+    token: SecretRef | None = None
+    """Where the bearer token is, sent to one host and not to where it redirects."""
+    token_for: str | None = None
+    """URL on the host that gets the token; None: that of the sources, if it is one, by https."""
     threads: int = 4
     retries: int = 5
     """Failures of one source in a row that are tried again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from fp8fleet.client import Client
 from fp8fleet.errors import OperatorError
@@ -11,7 +11,7 @@ from fp8fleet.fetch.options import FetchOptions
 from fp8fleet.fetch.origin import FileOrigin, Origin
 from fp8fleet.fetch.web import HttpOrigin
 from fp8fleet.manifest import check_source
-from fp8fleet.secrets import SecretRef
+from fp8fleet.tokens import origin_of, token_origin
 
 
 @contextmanager
@@ -19,14 +19,32 @@ def open_sources(urls: tuple[str, ...], options: FetchOptions) -> Iterator[list[
     """The origins in the order to try.
 
     Raises:
-        OperatorError: no source; a source, a proxy, a CA bundle or a token that is none.
+        OperatorError: no source; a source, a proxy, a CA bundle or a token that is none, or a token
+            for whom it may not be.
     """
     if not urls:
         raise OperatorError("no source to fetch from: give --source or `sources` in the manifest")
-    token = None
-    if options.token_file is not None:
-        token = SecretRef("file", str(options.token_file)).resolve()
-    client = Client(
+    bases = [_checked(url) for url in urls]
+    trusted, token = None, None
+    if options.token is not None:
+        try:
+            trusted = token_origin(bases, options.token_for, "--token-for")
+        except ValueError as error:
+            raise OperatorError(str(error)) from None
+        token = options.token.resolve()
+    with ExitStack() as clients:
+        plain = clients.enter_context(_client(None, options))
+        bearer = clients.enter_context(_client(token, options)) if trusted else plain
+        yield [
+            FileOrigin(base, options.stall_s)
+            if base.startswith("file:")
+            else HttpOrigin(base, bearer if origin_of(base) == trusted else plain, options)
+            for base in bases
+        ]
+
+
+def _client(token: str | None, options: FetchOptions) -> Client:
+    return Client(
         token,
         options.connect_timeout_s,
         options.stall_s,
@@ -34,15 +52,10 @@ def open_sources(urls: tuple[str, ...], options: FetchOptions) -> Iterator[list[
         options.proxy,
         options.ca_bundle,
     )
-    with client:
-        yield [_origin(url, client, options) for url in urls]
 
 
-def _origin(url: str, client: Client, options: FetchOptions) -> Origin:
+def _checked(url: str) -> str:
     try:
-        base = check_source(url)
+        return check_source(url)
     except ValueError as error:
         raise OperatorError(f"source {error}") from None
-    if base.startswith("file:"):
-        return FileOrigin(base, options.stall_s)
-    return HttpOrigin(base, client, options)

@@ -15,6 +15,7 @@ from fp8fleet.client import (
     Untrusted,
     Unusable,
     reason_of,
+    refused_login,
     retry_after,
     root_cause,
 )
@@ -103,9 +104,8 @@ def _raise_for_status(response: requests.Response) -> None:
         return
     if status in (408, 425, 429) or status >= 500:
         raise Interrupted(said, retry_after(response))
-    if status in (401, 403, 407):
-        raise Refused(f"{said}: check the token file and the proxy's login")
-    raise Refused(said)
+    login = refused_login(response)
+    raise Refused(f"{said}: {login}" if login else said)
 
 
 def _content_range(response: requests.Response) -> tuple[int | None, int | None]:

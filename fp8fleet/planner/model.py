@@ -20,6 +20,7 @@ from fp8fleet.plan import (
 from fp8fleet.planner.files import planned_file, secret_file, token_file
 from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec
+from fp8fleet.tokens import token_origin
 
 
 def model_plan(spec: HostSpec, own: Serving, peer: PeerPlan | None, note: str | None) -> ModelPlan:
@@ -34,6 +35,7 @@ def model_plan(spec: HostSpec, own: Serving, peer: PeerPlan | None, note: str | 
         size=manifest.total_bytes,
         files=len(manifest.files),
         token=token_file(manifest.name, manifest.revision) if spec.model_token else None,
+        token_for=spec.model_token_for if spec.model_token else None,
         headers=f"{CONFIG_DIRECTORY}/models/{name}.headers.json" if own.headers else None,
         rate_limit=spec.model_rate_limit,
         peer=peer,
@@ -46,16 +48,24 @@ def peer_plan(
 ) -> tuple[PeerPlan | None, str | None]:
     """How ``host`` shares its model, or why it does not; neither where it is not asked for."""
     own = serving[host.name]
-    shares = [
-        f"{bracketed(other.spec.storage_address)}:{other.spec.peer_port}"
+    willing = [
+        other.spec
         for other in fleet.hosts
         if other.spec.peer_transfer
-        and other.spec.storage_address
         and other.name in serving
         and serving[other.name].manifest.digest == own.manifest.digest
     ]
-    if not host.spec.peer_transfer or not host.spec.storage_address or len(shares) < 2:
+    if not host.spec.peer_transfer or len(willing) < 2:
         return None, None
+    if not host.spec.storage_address:
+        return None, "not shared between hosts: set storage_address"
+    shares = [
+        f"{bracketed(spec.storage_address)}:{spec.peer_port}"
+        for spec in willing
+        if spec.storage_address
+    ]
+    if len(shares) < 2:
+        return None, "not shared between hosts: no other host of it has a storage_address"
     if own.torrent is None:
         return None, "not shared between hosts: make model.torrent (fp8fleet manifest torrent)"
     name = f"{own.manifest.name}-{own.manifest.revision}"
@@ -72,6 +82,13 @@ def model_files(
         raise OperatorError(
             f"model_sources is not set and {spec.model_manifest} names no sources: set one"
         )
+    if spec.model_token:
+        try:
+            token_origin(sources, spec.model_token_for, "model_token_for")
+        except ValueError as error:
+            raise OperatorError(f"model_token: {error}") from None
+    elif spec.model_token_for:
+        raise OperatorError("model_token_for is set, but no model_token: set both or none")
     text = render.manifest_text(own.manifest, sources)
     files = [PlannedFile("model", model.manifest, text.encode())]
     if own.headers and model.headers:

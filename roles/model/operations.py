@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from pyinfra import host
@@ -35,7 +36,9 @@ def model_files(plan: HostPlan) -> Iterator[StringCommand]:
         # It listens where the fetch will, and may give an older revision.
         yield StringCommand(f"systemctl stop {PEER_UNIT} 2>/dev/null || true")
     # The proxy comes from the environment: only there no_proxy holds too.
-    options = f" --token-file {model.token}" if model.token else ""
+    options = f" --token file:{model.token}" if model.token else ""
+    if model.token_for:
+        options += f" --token-for {shlex.quote(model.token_for)}"
     if plan.ca_bundle:
         options += f" --ca-bundle {plan.ca_bundle}"
     if model.rate_limit:

@@ -335,7 +335,10 @@ def test_a_host_that_builds_from_source_is_asked_for_cmake_and_then_is_as_planne
 def test_a_secret_that_the_inventory_no_longer_has_is_removed_and_then_all_is_as_planned(
     tmp_path: Path, key: str, operations: set[str]
 ) -> None:
-    before = inventory(tmp_path, "before", with_host(**{key: "env:FP8FLEET_API_KEY"}))
+    settings = {key: "env:FP8FLEET_API_KEY"}
+    if key == "model_token":
+        settings["model_token_for"] = "http://198.18.0.1:8900"
+    before = inventory(tmp_path, "before", with_host(**settings))
     without = {name: value for name, value in GPU.items() if name != key}
     after = inventory(tmp_path, "after", {"serving": {"@fake/gpu-1": without}})
     assert set(changes(dry(before, after))) == operations

@@ -512,8 +512,13 @@ def test_the_question_is_the_inspection_that_the_operation_ends_with(
 def test_a_models_token_is_named_by_its_file(session: SimpleNamespace) -> None:
     plan = host_plan(model=replace(MODEL, token="/etc/f/t.token"), ca_bundle="/etc/ca.pem")
     command, *_ = lines(model_files, {ModelIsWhole: False}, plan=plan)
-    assert "--token-file /etc/f/t.token" in command
-    assert "--ca-bundle /etc/ca.pem" in command
+    assert "--token file:/etc/f/t.token --ca-bundle /etc/ca.pem" in command
+
+
+def test_the_host_that_gets_a_models_token_is_quoted(session: SimpleNamespace) -> None:
+    model = replace(MODEL, token="/etc/f/t.token", token_for="https://h/a;b&c")
+    command, *_ = lines(model_files, {ModelIsWhole: False}, plan=host_plan(model=model))
+    assert "--token-for 'https://h/a;b&c'" in command
 
 
 def test_a_gateway_gets_no_model(session: SimpleNamespace) -> None:

@@ -8,9 +8,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from checkpoints import Model, entries_of, shard_bytes
 from httpd import Running
 
 MODEL = "acme/tiny-FP8"
@@ -45,22 +47,30 @@ def shard(tensors: Mapping[str, tuple[str, list[int], int]], padding: int = 0) -
     return struct.pack("<Q", len(text)) + text + bytes(at)
 
 
-def model_files(quantization: dict[str, Any] | None = COMPRESSED) -> dict[str, bytes]:
-    """A model as publishers keep it: weights, configuration, tokenizer, and what nobody loads."""
-    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}
-    if quantization is not None:
-        config["quantization_config"] = quantization
-    placed = {"a.weight": "model-00001-of-00002.safetensors"}
-    placed["b.weight"] = "model-00002-of-00002.safetensors"
+def padded(content: bytes, padding: int) -> bytes:
+    """A safetensors file with ``padding`` more spaces behind its header."""
+    (length,) = struct.unpack("<Q", content[:8])
+    header, data = content[8 : 8 + length], content[8 + length :]
+    return struct.pack("<Q", length + padding) + header + b" " * padding + data
+
+
+def model_files(layout: str = "ct-block") -> dict[str, bytes]:
+    """A model as publishers keep it: weights, configuration, tokenizer, and what nobody loads.
+
+    The header of its second shard takes more than one read.
+    """
+    model = Model(Path(), layout)
+    first, second = model.parts()
+    placed = dict.fromkeys(first, model.shard(1).name) | dict.fromkeys(second, model.shard(2).name)
     return {
         ".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n",
         "README.md": b"# tiny\n",
         "chat_template.jinja": b"{{ messages }}",
-        "config.json": json.dumps(config).encode(),
+        "config.json": json.dumps(model.config).encode(),
         "generation_config.json": b'{"temperature": 0.7}',
         "logo.png": b"\x89PNG",
-        "model-00001-of-00002.safetensors": shard({"a.weight": ("F8_E4M3", [2, 3], 6)}),
-        "model-00002-of-00002.safetensors": shard({"b.weight": ("BF16", [2], 4)}, 70_000),
+        "model-00001-of-00002.safetensors": shard_bytes(entries_of(first)),
+        "model-00002-of-00002.safetensors": padded(shard_bytes(entries_of(second)), 70_000),
         "model.safetensors.index.json": json.dumps({"weight_map": placed}).encode(),
         "modeling_tiny.py": b"raise SystemExit\n",
         "original/consolidated.00.pth": b"pickle",

@@ -40,6 +40,7 @@ from fp8fleet.fetch import (
 from fp8fleet.fetch.pace import RateLimit
 from fp8fleet.fetch.partial import Partial
 from fp8fleet.manifest import Manifest, ManifestFile
+from fp8fleet.secrets import SecretRef
 
 NAME = "model.safetensors"
 BODY = bytes(range(256)) * 2000
@@ -863,7 +864,7 @@ def test_the_token_goes_to_the_source_but_not_to_where_it_redirects(
     with httpd.Server({NAME: BODY}) as store:
         elsewhere = store.url.replace("127.0.0.1", "localhost")
         server.always[NAME] = httpd.redirect(f"{elsewhere}/{NAME}")
-        fetch(tmp_path / "m", server.url, token_file=token)
+        fetch(tmp_path / "m", server.url, token=SecretRef("file", str(token)))
         assert server.requests[0].headers["authorization"] == "Bearer s3cret"
         assert "authorization" not in store.requests[0].headers
 
@@ -874,7 +875,7 @@ def test_the_token_does_not_go_to_another_port(tmp_path: Path, server: httpd.Ser
     token.chmod(0o600)
     with httpd.Server({NAME: BODY}) as store:
         server.always[NAME] = httpd.redirect(f"{store.url}/{NAME}")
-        fetch(tmp_path / "m", server.url, token_file=token)
+        fetch(tmp_path / "m", server.url, token=SecretRef("file", str(token)))
         assert "authorization" not in store.requests[0].headers
 
 
@@ -883,14 +884,77 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, server: ht
     token.write_text("s3cret\n")
     token.chmod(0o644)
     with pytest.raises(OperatorError, match="mode 0644, expected 0600") as caught:
-        fetch(tmp_path / "m", server.url, token_file=token)
+        fetch(tmp_path / "m", server.url, token=SecretRef("file", str(token)))
     assert "s3cret" not in str(caught.value)
     assert server.requests == []
 
 
-def test_401_points_at_the_token(tmp_path: Path, server: httpd.Server) -> None:
-    server.always[NAME] = httpd.status(401)
-    assert "401 Unauthorized: check the token file" in failure(tmp_path, server.url)
+def secret(tmp_path: Path) -> SecretRef:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    token.chmod(0o600)
+    return SecretRef("file", str(token))
+
+
+def test_the_token_goes_to_the_host_that_is_named_and_to_no_other_source(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    server.always[NAME] = httpd.status(404)
+    with httpd.Server({NAME: BODY}) as hub:
+        sources, token = (server.url, hub.url), secret(tmp_path)
+        fetch(tmp_path / "m", *sources, token=token, token_for=f"{hub.url}/acme/tiny")
+        assert "authorization" not in server.requests[0].headers
+        assert hub.requests[0].headers["authorization"] == "Bearer s3cret"
+
+
+def test_a_token_for_one_of_several_hosts_wants_it_named(
+    tmp_path: Path, server: httpd.Server
+) -> None:
+    with httpd.Server({NAME: BODY}) as other:
+        with pytest.raises(OperatorError, match="one token and several hosts") as caught:
+            fetch(tmp_path / "m", server.url, other.url, token=secret(tmp_path))
+        assert "--token-for" in str(caught.value)
+        assert server.requests == other.requests == []
+
+
+def test_a_token_is_not_sent_in_the_clear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = ("--source", "http://mirror.invalid/tiny", "--token", f"file:{secret(tmp_path).name}")
+    message = wrong_input(tmp_path, capsys, *sources)
+    assert "the token would go in the clear to http://mirror.invalid: use https" in message
+    message = wrong_input(tmp_path, capsys, *sources, "--token-for", "https://mirror.invalid")
+    assert "is on none of the sources' hosts: http://mirror.invalid" in message
+    message = wrong_input(tmp_path, capsys, "--token-for", "https://mirror.invalid")
+    assert message == "--token-for goes with --token\n"
+
+
+def test_a_token_may_come_from_the_environment(
+    tmp_path: Path, server: httpd.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINY_TOKEN", "s3cret")
+    manifest = write_manifest(tmp_path, {NAME: BODY}, server.url)
+    arguments = [str(manifest), str(tmp_path / "m"), "--token", "env:TINY_TOKEN"]
+    assert hostcli.main(["fetch", *arguments]) == 0
+    assert server.requests[0].headers["authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    ("status", "sent", "said"),
+    [
+        (401, False, "401 Unauthorized: needs a token, none was sent: --token env:NAME or file:"),
+        (401, True, "401 Unauthorized: the token was refused: is it expired or mistyped?"),
+        (403, False, "403 Forbidden: no access without a token"),
+        (403, True, "403 Forbidden: the token has no access"),
+        (407, False, "407 Proxy Authentication Required: check the proxy's login"),
+    ],
+)
+def test_a_refused_login_says_whether_a_token_was_sent(
+    tmp_path: Path, server: httpd.Server, status: int, sent: bool, said: str
+) -> None:
+    server.always[NAME] = httpd.status(status)
+    token = secret(tmp_path) if sent else None
+    assert said in failure(tmp_path / "m", server.url, token=token)
 
 
 def test_a_missing_ca_bundle_is_the_operators_error(tmp_path: Path) -> None:
@@ -1008,7 +1072,7 @@ def test_a_token_that_no_header_can_carry_is_the_operators_error(
     token = tmp_path / "token"
     token.write_text("geheim→")
     token.chmod(0o600)
-    message = wrong_input(tmp_path, capsys, "--token-file", str(token))
+    message = wrong_input(tmp_path, capsys, "--token", f"file:{token}")
     assert "one line of printable ASCII" in message
     assert "geheim" not in message
 
@@ -1089,6 +1153,13 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckFailed, match="Not a directory"):
         fetch(tmp_path / "file" / "m", "http://127.0.0.1:1")
+
+
+def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text("")
+    with pytest.raises(OperatorError, match=r"file\.json: is no directory") as caught:
+        fetch(tmp_path / "file.json", "http://127.0.0.1:1")
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("there", [None, OTHER])
@@ -1222,6 +1293,33 @@ def test_verify_reports_what_the_manifest_does_not_name(tmp_path: Path) -> None:
         ("sub/more.safetensors", "error"),
         ("README.md", "warning"),
     ]
+
+
+def test_a_stray_shard_beside_an_index_is_not_loaded_and_so_a_warning(tmp_path: Path) -> None:
+    index = json.dumps({"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}).encode()
+    files = {"model.safetensors.index.json": index, "a.safetensors": b"a"}
+    for name in (*files, "b.safetensors", "consolidated.safetensors", "stray.safetensors"):
+        (tmp_path / name).write_bytes(files.get(name, b"x"))
+    found = {finding.file: finding for finding in verify(manifest_of(files), tmp_path)}
+    assert {name: finding.severity for name, finding in found.items()} == {
+        "b.safetensors": "error",
+        "consolidated.safetensors": "error",
+        "stray.safetensors": "warning",
+    }
+    assert "nor in model.safetensors.index.json: it is not loaded" in (
+        found["stray.safetensors"].message
+    )
+
+
+@pytest.mark.parametrize("index", [b"", b"[]", b"{}", b'{"weight_map": []}', b"[" * 100_000])
+def test_a_stray_shard_beside_an_index_that_is_none_would_be_loaded(
+    tmp_path: Path, index: bytes
+) -> None:
+    files = {"model.safetensors.index.json": index}
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    (tmp_path / "stray.safetensors").write_bytes(b"x")
+    (finding,) = verify(manifest_of(files), tmp_path)
+    assert finding.severity == "error"
 
 
 def test_verify_says_what_it_may_not_look_into() -> None:
@@ -1380,6 +1478,35 @@ def test_the_command_fetches_and_then_verifies(
     assert hostcli.main(["fetch", *arguments]) == 1
     assert hostcli.main(["verify", *arguments, "--full", "--json"]) == 1
     assert '"code": "extra"' in capsys.readouterr().out
+
+
+def test_verify_says_that_all_is_well_and_how_much_it_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest, directory = write_manifest(tmp_path, {"a": b"a", "b": b"b"}), tmp_path / "m"
+    directory.mkdir()
+    for name in ("a", "b"):
+        (directory / name).write_bytes(name.encode())
+    for more, hashed in (([], 2), ([], 0), (["--full"], 2)):
+        assert hostcli.main(["verify", str(manifest), str(directory), *more]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[-1] == f"{directory}: whole, 2 files, {hashed} hashed"
+    (directory / "b").unlink()
+    assert hostcli.main(["verify", str(manifest), str(directory)]) == 1
+    assert "whole" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["verify"], ["manifest", "torrent"]])
+def test_a_mistyped_directory_is_one_line_and_not_every_file_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    manifest = write_manifest(tmp_path, {"a": b"a", "b": b"b"})
+    assert hostcli.main([*command, str(manifest), str(tmp_path / "nowhere")]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert f"{tmp_path}/nowhere: no such directory" in shown.err
+    assert hostcli.main([*command, str(tmp_path), str(manifest)]) == 2
+    assert f"{tmp_path}: is a directory, expected its manifest.toml" in capsys.readouterr().err
 
 
 def test_the_command_says_errors_in_one_line_with_their_exit_code(

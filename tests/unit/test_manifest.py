@@ -95,6 +95,14 @@ def test_several_errors_are_counted(tmp_path: Path) -> None:
     assert message.endswith("(and 2 more errors)")
 
 
+def test_a_mistyped_key_is_named_before_the_key_that_it_leaves_missing(tmp_path: Path) -> None:
+    message = refusal(tmp_path, HEAD + entry().replace("size", "sise"))
+    assert message == (
+        "manifest.toml:6: files[0].sise is an unknown key: remove it or correct its name"
+        " (and 1 more error)"
+    )
+
+
 def test_a_login_in_a_source_is_refused_and_not_repeated(tmp_path: Path) -> None:
     text = HEAD.replace("mirror", "joe:hunter2@mirror") + entry()
     message = refusal(tmp_path, text)

@@ -8,20 +8,28 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import Model
 from fleets import REPO
-from hub import CHOSEN, COMMIT, MODEL, TOKEN, Hub, model_files, shard, sums
+from hub import CHOSEN, COMMIT, MODEL, TOKEN, Hub, model_files, sums
 
+from fp8fleet.checkpoint import inspect_directory
 from fp8fleet.cli import main
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.fetch import Reporter
 from fp8fleet.headers import read_headers
 from fp8fleet.manifest import Manifest, load_manifest
-from fp8fleet.manifest_create import Created, CreateOptions, create_manifest, is_wanted
+from fp8fleet.manifest_create import (
+    Created,
+    CreateOptions,
+    NotServable,
+    create_manifest,
+    is_wanted,
+)
 
 STORED = ["config.json", "generation_config.json", "headers.json", "manifest.toml"]
 
@@ -30,6 +38,7 @@ STORED = ["config.json", "generation_config.json", "headers.json", "manifest.tom
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty project, no settings of the machine, no waits."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
     names = ("HF_TOKEN", "HF_ENDPOINT", "MODELSCOPE_DOMAIN", "HTTP_PROXY", "http_proxy")
     for name in (*names, "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
@@ -94,7 +103,9 @@ def assert_whole(created: Created, files: dict[str, bytes]) -> None:
         assert (folder / name).read_bytes() == files[name]
     headers = read_headers(folder / "headers.json")
     assert list(headers) == [path for path in CHOSEN if path.endswith(".safetensors")]
-    assert [list(header.tensors) for header in headers.values()] == [["a.weight"], ["b.weight"]]
+    assert [sorted(header.tensors) for header in headers.values()] == [
+        sorted(part) for part in Model(Path()).parts()
+    ]
 
 
 def assert_only_ranges_of_shards(hub: Hub) -> None:
@@ -261,13 +272,148 @@ def test_a_config_json_that_says_nothing_is_refused(directory: Path, text: str, 
     assert said in refusal(directory=directory)
 
 
-def test_without_safetensors_everything_but_the_capacity_is_known(tmp_path: Path) -> None:
+def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "gguf", {"config.json": b"{}", "model.gguf": b"GGUF"})
-    created = create(directory=folder, include=("*.gguf",))
-    assert [file.path for file in created.manifest.files] == ["config.json", "model.gguf"]
-    assert created.manifest.quantization == "none"
-    assert not created.has_headers
-    assert "capacity will be 'unknown'" in created.notes[0]
+    assert refused_for(directory=folder, include=("*.gguf",)) >= {"no-weights"}
+
+
+# what no host would serve
+
+
+def refused_for(**options: Any) -> set[str]:
+    """The codes of the errors for which nothing is written."""
+    with pytest.raises(NotServable) as caught:
+        create(**options)
+    assert caught.value.exit_code == 1
+    assert not Path("models/tiny").exists()
+    return {finding.code for finding in caught.value.findings if finding.severity == "error"}
+
+
+def broken(tmp_path: Path, change: Callable[[Model], None]) -> Path:
+    model = Model(tmp_path / "weights", "deepseek")
+    change(model)
+    return model.write()
+
+
+def without_scales(model: Model) -> None:
+    model.tensors = {n: s for n, s in model.tensors.items() if not n.endswith("_scale_inv")}
+
+
+def without_one_scale(model: Model) -> None:
+    del model.tensors["model.layers.0.mlp.up_proj.weight_scale_inv"]
+
+
+def without_quantization(model: Model) -> None:
+    del model.config["quantization_config"]
+
+
+def as_the_guide_has_it(model: Model) -> None:
+    model.config["quantization_config"] = {"quant_method": "fp8", "block_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (without_scales, "scale-missing"),
+        (without_one_scale, "scale-missing"),
+        (without_quantization, "quantization-missing"),
+        (as_the_guide_has_it, "quantization-config"),
+    ],
+)
+def test_what_the_inspection_refuses_gets_no_manifest(
+    tmp_path: Path, change: Callable[[Model], None], code: str
+) -> None:
+    assert code in refused_for(directory=broken(tmp_path, change))
+
+
+def test_a_shard_that_only_the_others_numbers_tell_of_is_missed(tmp_path: Path) -> None:
+    model = Model(tmp_path / "weights")
+    model.indexed = False
+    model.write()
+    model.shard(2).unlink()
+    assert "shard-missing" in refused_for(directory=model.directory)
+
+
+def test_a_tensor_that_the_index_has_and_no_shard_is_missed(directory: Path) -> None:
+    index = directory / "model.safetensors.index.json"
+    named = json.loads(index.read_text())
+    named["weight_map"]["more.weight"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps(named))
+    assert refused_for(directory=directory)
+
+
+def test_a_hub_is_inspected_by_ranges_alone(hub: Hub) -> None:
+    config = json.loads(hub.files["config.json"])
+    del config["quantization_config"]
+    hub.files["config.json"] = json.dumps(config).encode()
+    assert "quantization-missing" in refused_for(hub=MODEL)
+    assert_only_ranges_of_shards(hub)
+
+
+def test_without_headers_only_config_json_is_inspected_and_that_is_said(hub: Hub) -> None:
+    hub.ranges = False
+    created = create(hub=MODEL)
+    assert "only config.json was inspected: hosts will inspect the shards" in created.notes
+    config = json.loads(hub.files["config.json"])
+    config["quantization_config"] = {"quant_method": "fp8", "block_size": 128}
+    hub.files["config.json"] = json.dumps(config).encode()
+    with pytest.raises(NotServable) as caught:
+        create(hub=MODEL, force=True)
+    assert {finding.code for finding in caught.value.findings} == {"quantization-config"}
+
+
+def test_warnings_are_noted_and_stop_nothing(directory: Path) -> None:
+    shutil.copy(
+        directory / "model-00001-of-00002.safetensors", directory / "consolidated.safetensors"
+    )
+    notes = create(directory=directory).notes
+    assert any(note.startswith("warning: ") and "[consolidated]" in note for note in notes)
+    assert create(directory=directory, exclude=("consolidated*",), force=True).manifest
+
+
+def test_the_quantization_of_modelopts_own_file_is_the_manifests(tmp_path: Path) -> None:
+    folder = write(tmp_path / "weights", model_files("none"))
+    text = json.dumps({"quantization": {"quant_algo": "NVFP4"}})
+    (folder / "hf_quant_config.json").write_text(text)
+    created = create(directory=folder)
+    assert created.manifest.quantization == inspect_directory(folder).quantization != "none"
+
+
+def test_the_command_says_each_finding_on_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "--directory", str(broken(tmp_path, without_scales)))
+    assert code == 1
+    findings = [line for line in out.splitlines() if line.startswith("error: ")]
+    assert findings
+    assert all("[" in line for line in findings)
+    assert err == (
+        f"error: {tmp_path}/weights: {len(findings)} errors: not to be served,"
+        " so no manifest is written\n"
+    )
+
+
+# where the command runs
+
+
+def test_outside_a_checkout_nothing_is_written(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").unlink()
+    message = refusal(OperatorError, directory=directory)
+    assert f"{tmp_path}: is no checkout of this project" in message
+    assert not Path("models").exists()
+    Path("models").mkdir()
+    assert create(directory=directory).path.exists()
+
+
+@pytest.mark.parametrize("place", ["directory", "sums"])
+def test_a_model_one_level_down_is_pointed_at(directory: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "all").mkdir()
+    directory.rename(tmp_path / "all/tiny")
+    named = {f"tiny/{path}": content for path, content in model_files().items()}
+    (tmp_path / "SHA256SUMS").write_text(sums(named))
+    options: dict[str, Any] = {"sums": "SHA256SUMS"} if place == "sums" else {}
+    message = refusal(directory=tmp_path / "all", **options)
+    assert "no config.json among its 13 files, but tiny/config.json: give tiny/ itself" in message
 
 
 # which files
@@ -327,6 +473,19 @@ def test_the_list_itself_may_be_a_url(hub: Hub) -> None:
 def test_digests_and_a_directory_become_a_manifest(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "SHA256SUMS").write_text(sums(model_files()))
     assert_whole(create(sums="SHA256SUMS", directory=directory), model_files())
+
+
+def test_files_that_are_at_hand_are_all_compared_with_their_list(
+    directory: Path, tmp_path: Path
+) -> None:
+    """Also the weights: a byte of the last tensor shows in no header."""
+    (tmp_path / "SHA256SUMS").write_text(sums(model_files()))
+    with (directory / "model-00002-of-00002.safetensors").open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"x")
+    message = refusal(sums="SHA256SUMS", directory=directory)
+    assert "model-00002-of-00002.safetensors: has sha256" in message
+    assert "its list says" in message
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -577,6 +736,47 @@ def test_a_private_model_looks_like_none(hub: Hub) -> None:
     assert_whole(create(hub=MODEL, token=TOKEN), hub.files)
 
 
+@pytest.mark.parametrize("code", [{}, {"X-Error-Code": "RepoNotFound"}])
+def test_a_refused_token_is_no_missing_model(hub: Hub, code: dict[str, str]) -> None:
+    hub.answers[REVISION] = (401, b"no")
+    said = "Invalid credentials in Authorization header"
+    hub.headers[REVISION] = {"X-Error-Message": said, **code}
+    message = refusal(OperatorError, hub=MODEL, token="hf_old")
+    assert f"401: the token was refused ({said}): is it expired or mistyped?" in message
+    assert "hf_old" not in message
+    assert "no such model" in refusal(OperatorError, hub=MODEL)
+
+
+def test_a_list_that_wants_a_token_says_so(hub: Hub) -> None:
+    hub.answers["/SHA256SUMS"] = (401, b"no")
+    message = refusal(sums=f"{hub.url}/SHA256SUMS", base=f"{hub.url}/files")
+    assert "401 Unauthorized: needs a token, none was sent: --token env:NAME" in message
+
+
+def test_the_token_goes_to_no_second_host_and_not_in_the_clear(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = hub.url.replace("127.0.0.1", "localhost")
+    site = {"sums": f"{other}/SHA256SUMS", "base": f"{hub.url}/files", "token": TOKEN}
+    assert "one token and several hosts" in refusal(OperatorError, **site)
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.invalid")
+    message = refusal(OperatorError, hub=MODEL, token=TOKEN)
+    assert "would go in the clear to http://mirror.invalid" in message
+    assert hub.asked == []
+    create(**site, token_for=hub.url)
+    sent = {asked.url: "authorization" in asked.headers for asked in hub.asked}
+    assert not sent.pop("/SHA256SUMS")
+    assert all(sent.values())
+
+
+def test_an_unset_variable_is_to_be_exported_and_no_deploy_is_spoken_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(capsys, "--hub", MODEL, "--token", "env:NOPE")
+    assert code == 2
+    assert err == "error: env:NOPE: the environment variable NOPE is not set: export it\n"
+
+
 def test_an_unknown_model_and_an_unknown_revision_are_named(hub: Hub) -> None:
     assert "acme/none at" in refusal(OperatorError, hub="acme/none")
     assert "no revision 'v9'" in refusal(OperatorError, hub=MODEL, revision="v9")
@@ -655,11 +855,12 @@ def test_the_command_says_what_it_wrote(hub: Hub, capsys: pytest.CaptureFixture[
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[-1] == (
-        f"models/tiny/manifest.toml: 7 files, 70.7 kB, revision {COMMIT},"
+        f"models/tiny/manifest.toml: 7 files, 1.7 MB, revision {COMMIT},"
         " quantization compressed-tensors-fp8-block"
     )
     assert lines[-2].startswith("note: left out: .gitattributes, README.md, logo.png")
-    assert "header of model-00001-of-00002.safetensors: 1 tensors" in lines
+    count = len(Model(Path()).parts()[0])
+    assert f"header of model-00001-of-00002.safetensors: {count} tensors" in lines
 
 
 def test_the_token_comes_from_the_environment_or_a_0600_file(
@@ -826,10 +1027,8 @@ def test_names_with_quotes_and_letters_of_any_script_survive(tmp_path: Path) -> 
 
 def test_quantization_is_read_out_of_config_json(tmp_path: Path) -> None:
     names = []
-    for number, quantization in enumerate(
-        [None, {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "fp8"}]
-    ):
-        folder = write(tmp_path / str(number), model_files(quantization))
+    for layout in ("none", "deepseek", "fp8-tensor"):
+        folder = write(tmp_path / layout, model_files(layout))
         names.append(create(directory=folder, force=True).manifest.quantization)
     assert names == ["none", "fp8-block", "fp8"]
 
@@ -850,13 +1049,14 @@ def test_every_command_of_the_page_works(
         "https://mirror.example/models/qwen3-8b-fp8": f"{hub.url}/files",
         "/srv/models/qwen3-8b-fp8": str(directory),
         "/srv/models/NAME": str(directory),
+        "/srv/copy/": f"{tmp_path}/copy/",
         "models/NAME/": "models/qwen3-8b-fp8/",
         "/root/hf-token": str(token),
     }.items():
         assert shown in text
         text = text.replace(shown, ours)
     lines = [line.strip() for line in text.splitlines() if line.startswith("    fp8fleet ")]
-    assert len(lines) == 14
+    assert len(lines) == 17
     for line in lines:
         if "create" in line:
             shutil.rmtree("models", ignore_errors=True)
@@ -876,7 +1076,7 @@ def test_manifest_verify_checks_a_directory(
     report = json.loads(capsys.readouterr().out)
     assert {finding["severity"] for finding in report["findings"]} == {"warning"}
     path = directory / "model-00002-of-00002.safetensors"
-    path.write_bytes(shard({"b.weight": ("BF16", [2], 4)}, 69_999))
+    path.write_bytes(path.read_bytes()[:-1])
     assert main(["manifest", "verify", manifest, str(directory)]) == 1
     assert "error: model-00002-of-00002.safetensors has" in capsys.readouterr().out
 

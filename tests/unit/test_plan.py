@@ -1016,6 +1016,35 @@ def test_a_secrets_file_is_planned_or_removed(
     assert path in [file.path for file in having.role_files(role)]
 
 
+def test_a_models_token_is_for_one_host_only(site: Site) -> None:
+    site.serving["model_token"] = "env:FP8FLEET_TEST_TOKEN"
+    site.serving["model_sources"] = ["http://mirror.example/tiny", "https://hub.example/tiny"]
+    message = refusal(site.plan)
+    assert "host gpu-1: model_token: one token and several hosts" in message
+    assert "say with model_token_for" in message
+    site.serving["model_token_for"] = "https://hub.example"
+    model = site.host_plan().model
+    assert model is not None
+    assert model.token_for == "https://hub.example"
+    del site.serving["model_token"]
+    assert "model_token_for is set, but no model_token" in refusal(site.plan)
+
+
+def test_the_plan_says_why_hosts_do_not_share_a_model(gateway_site: Site) -> None:
+    def notes() -> list[str | None]:
+        hosts = gateway_site.plan().hosts
+        return [host.model.note for host in hosts.values() if host.model]
+
+    assert notes() == ["not shared between hosts: set storage_address"] * 2
+    gateway_site.hosts["gpu-1"]["storage_address"] = "10.40.0.1"
+    alone = "not shared between hosts: no other host of it has a storage_address"
+    assert notes() == [alone, "not shared between hosts: set storage_address"]
+    gateway_site.hosts["gpu-2"]["storage_address"] = "10.40.0.2"
+    assert all("make model.torrent" in (note or "") for note in notes())
+    gateway_site.serving["peer_transfer"] = False
+    assert notes() == [None, None]
+
+
 def test_every_server_without_a_key_loses_its_file(site: Site) -> None:
     site.serving["instances"] = [INSTANCE, {"name": "more", "port": 8001, "devices": [1]}]
     keys = ("/etc/fp8fleet/instances/main.key", "/etc/fp8fleet/instances/more.key")
