@@ -1094,3 +1094,22 @@ def test_manifest_verify_full_reads_what_the_stamp_covers(
     assert main(["manifest", "verify", manifest, str(directory)]) == 0
     assert main(["manifest", "verify", manifest, str(directory), "--full"]) == 1
     assert "error: tokenizer.json has sha256" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("indexed", "code"), [(True, 0), (False, 1)])
+def test_verify_and_inspect_say_the_same_of_a_stray_shard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], indexed: bool, code: int
+) -> None:
+    model = Model(tmp_path / "weights")
+    model.indexed = indexed
+    model.write()
+    manifest = str(create(directory=model.directory).path)
+    shutil.copy(model.shard(1), model.directory / "stray.safetensors")
+    severity = "warning" if indexed else "error"
+    for command in (
+        ["verify", manifest, str(model.directory)],
+        ["inspect", str(model.directory), "--manifest", manifest],
+    ):
+        assert main(command) == code
+        out = capsys.readouterr().out.splitlines()
+        assert [line for line in out if line.startswith(f"{severity}: stray.safetensors is ")]

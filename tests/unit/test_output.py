@@ -111,7 +111,7 @@ def test_a_file_name_that_is_no_text_is_shown_escaped(model: Path, start: str) -
     (model / "m" / os.fsdecode(b"\xff\x1b[31m\nerror: fake.bin")).write_bytes(b"x")
     shown = shell(f"{start} verify m.toml m", model)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.splitlines()[-1].startswith(
+    assert shown.stdout.splitlines()[-2].startswith(
         r"warning: \udcff\x1b[31m\nerror: fake.bin is not in the manifest"
     )
     shown = shell(f"{start} verify m.toml m --json", model)
