@@ -22,7 +22,7 @@ from fp8fleet.planner import make_plan
 from lab import selinux_vm
 from lab.machine import missing
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 SERVING = "gpu-1"
 """Its server runs on the machine as well, which is the gateway before it."""
 GATEWAY = {

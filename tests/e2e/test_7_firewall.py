@@ -18,7 +18,7 @@ from fleet import MAIN, OTHER, Fleet, command, ssh, until, url
 from lab import site
 from lab.site import GATEWAY, named
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 DEPLOY = "tests/e2e/deploy_firewall.py"
 GUARD = "Firewall | Planned connections are let in, others not"
 CLOSE = "Firewall | Ports no longer planned"
@@ -281,7 +281,6 @@ def test_firewalld_closes_what_was_ours_and_keeps_the_operators(
     assert changed(fleet, everybody) == []
 
 
-@pytest.mark.long
 def test_a_firewall_that_shuts_ssh_out_is_switched_off_again(
     fleet: Fleet, other_port: None
 ) -> None:
