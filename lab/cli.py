@@ -116,7 +116,8 @@ def _supplies(cache: Path) -> dict[str, Path]:
 def _host_packages() -> list[str]:
     """All that a Debian host of any kind installs."""
     debian = platforms()["debian-12"]
-    return [*debian.packages, *debian.serving_packages, *debian.proxy_packages]
+    names = (debian.packages, debian.serving_packages, debian.proxy_packages)
+    return [*(name for part in names for name in part), debian.time_package]
 
 
 def _offer(wanted: Sequence[LabHost], folders: dict[str, Path]) -> Site:
