@@ -147,9 +147,8 @@ def test_a_removed_server_is_stopped_and_its_unit_and_upstream_are_gone(fleet: F
     first = invocation(MAIN, "tiny")
     done = fleet.full(fleet.inventory())
     assert done.code == 0, done.text
-    assert ssh(MAIN, "ls /etc/systemd/system/fp8fleet-*.service") == (
-        "/etc/systemd/system/fp8fleet-tiny.service"
-    )
+    units = ssh(MAIN, "cd /etc/systemd/system && ls fp8fleet-*.service").split()
+    assert units == ["fp8fleet-logrotate.service", "fp8fleet-tiny.service"]
     assert "second" not in ssh(MAIN, "ls /etc/fp8fleet/instances /run/fp8fleet")
     assert "8001" not in ssh(MAIN, "cat /etc/nginx/nginx.conf; ss -Hltn")
     assert invocation(MAIN, "tiny") == first
