@@ -81,8 +81,8 @@ def _check_forwarding(transport: Any, port: int) -> None:
     except SSHException as error:
         raise OperatorError(
             f"port {port} is not reached from here, and the host's sshd does not forward to it"
-            f" ({error}): open the port for this machine, or allow forwarding"
-            " (AllowTcpForwarding; with SELinux perhaps setsebool -P sshd_port_forwarding on)"
+            f" ({getattr(error, 'text', error)}): open the port for this machine, or allow"
+            " forwarding (AllowTcpForwarding)"
         ) from None
 
 

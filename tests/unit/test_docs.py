@@ -31,7 +31,6 @@ NOT_KEYS = {"block_size", "block_structure", "x86_64"} | {
         "httpd_can_network_connect",
         "httpd_can_network_relay",
         "httpd_setrlimit",
-        "sshd_port_forwarding",
     ),
     *("http_port_t", "worker_rlimit_nofile", "bin_t", "initrc_t", "unconfined_service_t"),
 }
