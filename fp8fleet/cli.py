@@ -25,7 +25,6 @@ from fp8fleet.manifest_create import (
     CreateOptions,
     NotServable,
     create_manifest,
-    finding_line,
 )
 from fp8fleet.output import run, say
 from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile
@@ -149,7 +148,7 @@ def _manifest_create(arguments: argparse.Namespace) -> int:
             created = create_manifest(options, reporter)
         except NotServable as refusal:
             for finding in refusal.findings:
-                say(finding_line(finding))
+                say(finding.line)
             raise
     for note in created.notes:
         say(f"note: {note}")

@@ -28,6 +28,14 @@ class Finding:
     count: int = 1
     """How many tensors of the file have it."""
 
+    @property
+    def line(self) -> str:
+        """All of it on one line."""
+        where = " ".join(part for part in (self.file, self.tensor) if part)
+        more = f" (and {self.count - 1} more)" if self.count > 1 else ""
+        text = f"{where} {self.message}" if where else self.message
+        return f"{self.severity}: {text}{more} [{self.code}]: {self.remedy}"
+
 
 class Findings:
     """Collects findings; equal ones of a file's many tensors become one."""
@@ -65,14 +73,3 @@ class Findings:
                 key=lambda f: (_ORDER[f.severity], f.file or "", f.tensor or "", f.code),
             )
         )
-
-
-def printable(text: str) -> str:
-    """A text as one line of output that no file's names can forge.
-
-    What is not to be printed (control characters, line ends, turned directions, lone surrogates) is
-    written as Python would escape it.
-    """
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )

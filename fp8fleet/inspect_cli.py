@@ -32,10 +32,11 @@ from fp8fleet.architecture import Architecture, LayerGroup
 from fp8fleet.checkpoint import Checkpoint, inspect_directory
 from fp8fleet.errors import OperatorError
 from fp8fleet.fetch import human_bytes, standard_reporter, verify
-from fp8fleet.findings import SAME_REVISION, Finding, printable
+from fp8fleet.findings import SAME_REVISION, Finding
 from fp8fleet.headers import Header, HeaderError, read_headers
 from fp8fleet.jsonfile import read_regular
 from fp8fleet.manifest import INSPECTED, Manifest, load_manifest
+from fp8fleet.output import say
 from fp8fleet.quantized import CONFIG
 
 _RULES = (
@@ -86,7 +87,7 @@ def _inspect_with_manifest(arguments: argparse.Namespace, manifest: Manifest) ->
     key = _key(manifest, arguments.headers)
     # A file beside the manifest's may be one that the engine reads, so nothing is noted then.
     if not files and not arguments.json and _read_note(note) == key:
-        _say(f"{arguments.directory}: whole, as inspected before")
+        say(f"{arguments.directory}: whole, as inspected before")
         return 0
     inspected = inspect_directory(arguments.directory, _stored(arguments.headers))
     more = (*_unexpected(manifest, inspected), *files)
@@ -162,7 +163,7 @@ def _show(arguments: argparse.Namespace, inspected: Checkpoint) -> int:
         print(json.dumps(report | dataclasses.asdict(inspected), indent=1))
         return 0 if inspected.whole else 1
     for label, text in _summary(inspected):
-        _say(f"{label and label + ':':17}{text}")
+        say(f"{label and label + ':':17}{text}")
     return _show_findings(arguments, inspected.findings)
 
 
@@ -173,22 +174,11 @@ def _show_findings(arguments: argparse.Namespace, found: tuple[Finding, ...]) ->
         print(json.dumps(report | {"findings": list(map(dataclasses.asdict, found))}, indent=1))
         return 0 if whole else 1
     for finding in found:
-        _say(_line(finding))
+        say(finding.line)
     errors = sum(finding.severity == "error" for finding in found)
     outcome = "whole" if whole else f"{errors} error{'s' if errors > 1 else ''}: not to be served"
-    _say(f"{arguments.directory}: {outcome}")
+    say(f"{arguments.directory}: {outcome}")
     return 0 if whole else 1
-
-
-def _say(line: str) -> None:
-    print(printable(line), flush=True)
-
-
-def _line(finding: Finding) -> str:
-    where = " ".join(part for part in (finding.file, finding.tensor) if part)
-    more = f" (and {finding.count - 1} more)" if finding.count > 1 else ""
-    text = f"{where} {finding.message}" if where else finding.message
-    return f"{finding.severity}: {text}{more} [{finding.code}]: {finding.remedy}"
 
 
 def _summary(inspected: Checkpoint) -> list[tuple[str, str]]:

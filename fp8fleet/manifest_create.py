@@ -134,14 +134,6 @@ class NotServable(CheckFailed):
         """Errors first, and warnings."""
 
 
-def finding_line(finding: Finding) -> str:
-    """A finding of the inspection on one line."""
-    where = " ".join(part for part in (finding.file, finding.tensor) if part)
-    more = f" (and {finding.count - 1} more)" if finding.count > 1 else ""
-    text = f"{where} {finding.message}" if where else finding.message
-    return f"{finding.severity}: {text}{more} [{finding.code}]: {finding.remedy}"
-
-
 @dataclass(frozen=True)
 class _Listed:
     """A file and what its list says about it."""
@@ -674,7 +666,7 @@ def _judge(inspected: Checkpoint, where: str, notes: list[str]) -> None:
     findings = [finding for finding in inspected.findings if finding.severity != "info"]
     if not inspected.whole:
         raise NotServable(where, findings)
-    notes += [finding_line(finding) for finding in findings]
+    notes += [finding.line for finding in findings]
 
 
 def _content_revision(files: Sequence[ManifestFile]) -> str:
