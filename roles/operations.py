@@ -36,6 +36,16 @@ def streamed(command: str, env: Mapping[str, str] | None = None) -> Streamed:
     return Streamed(f"umask 022; flock --timeout 1800 {WORK_LOCK} env {variables} {command}")
 
 
+def curl_command(path: str) -> str:
+    """Fetch to ``path``; options and the URL follow."""
+    return f"curl --fail --location --silent --show-error --retry 3 -o {path}"
+
+
+def sha256_command(digest: str, path: str) -> str:
+    """Succeed, without a word, where the file has the digest."""
+    return f"printf '%s  %s\\n' {digest} {path} | sha256sum -c --status"
+
+
 def failed(message: str) -> FunctionCommand:
     """A command that fails the host with one line for the operator."""
 

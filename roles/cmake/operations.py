@@ -11,7 +11,7 @@ from pyinfra.api import FunctionCommand, StringCommand, operation
 
 from fp8fleet.plan import CmakePlan, HostPlan
 from roles.cmake.facts import Cmake, CmakeState
-from roles.operations import failed, streamed
+from roles.operations import curl_command, failed, sha256_command, streamed
 
 ELF_MACHINES = {"x86_64": "3e00", "aarch64": "b700"}
 """e_machine of an ELF header (elf(5)), as its bytes 18 and 19 stand in the file."""
@@ -58,7 +58,7 @@ def _install(planned: CmakePlan, environment: Mapping[str, str]) -> Iterator[Str
 
     A killed run's rests are thrown away: the archive is fetched in seconds.
     """
-    assert planned.url and planned.prefix
+    assert planned.url and planned.prefix and planned.sha256
     prefix, download, new = planned.prefix, f"{planned.prefix}.download", f"{planned.prefix}.new"
     directory = planned.prefix.rpartition("/")[0]
     clear = f"rm -rf {download} {new}"
@@ -70,10 +70,9 @@ def _install(planned: CmakePlan, environment: Mapping[str, str]) -> Iterator[Str
         )
 
     yield StringCommand(f"umask 022; mkdir -p {directory} && {clear}")
-    fetch = f"curl --fail --location --silent --show-error --retry 3 -o {download}"
-    yield streamed(f"{fetch} {shlex.quote(planned.url)}", environment)
+    yield streamed(f"{curl_command(download)} {shlex.quote(planned.url)}", environment)
     yield check(
-        f"printf '%s  %s\\n' {planned.sha256} {download} | sha256sum -c --status",
+        sha256_command(planned.sha256, download),
         f"expected SHA256 {planned.sha256}, got $(sha256sum <{download} | cut -c -64)"
         f"$(head -c 99 {download} | grep -aqi -e '<html' -e '<!doctype' && echo ', an HTML page')",
     )

@@ -10,7 +10,7 @@ from pyinfra.api import StringCommand, operation
 
 from fp8fleet.plan import STAMP, EnvironmentPlan, HostPlan
 from roles.facts import PathStates
-from roles.operations import admitted, streamed
+from roles.operations import admitted, curl_command, sha256_command, streamed
 
 
 @operation()
@@ -19,12 +19,13 @@ def frontend(plan: HostPlan) -> Iterator[StringCommand]:
     front = plan.frontend
     if front.prefix is None or front.url is None or _is_whole(front.prefix, front.program):
         return
+    assert front.sha256
     prefix, download = front.prefix, f"{front.prefix}.download"
     yield streamed(f"sh -c 'rm -rf {prefix} && mkdir -p {prefix}/bin'")
-    fetch = f"curl --fail --location --silent --show-error --retry 3 -o {download}"
-    yield streamed(f"{fetch} {shlex.quote(front.url)}", plan.download_environment)
+    fetch = f"{curl_command(download)} {shlex.quote(front.url)}"
+    yield streamed(fetch, plan.download_environment)
     yield StringCommand(
-        f"printf '%s  %s\\n' {front.sha256} {download} | sha256sum -c --status"
+        f"{sha256_command(front.sha256, download)}"
         f" || {{ echo 'conda_frontend_url: expected SHA256 {front.sha256}, got:'"
         f' "$(sha256sum {download})" >&2; rm -f {download}; exit 1; }}'
     )

@@ -18,7 +18,7 @@ from fp8fleet.plan import DriverPlan, DriversPlan, HostPlan
 from roles.driver.facts import INSTALLED, REBOOT, UNFINISHED, Drivers, DriversState
 from roles.host.distribution import APT, dnf_command, dnf_options, refreshed
 from roles.lock.operations import hold_lock
-from roles.operations import failed, place, streamed
+from roles.operations import curl_command, failed, place, sha256_command, streamed
 
 REBOOT_POLL_S = 3
 REBOOT_TIMEOUT_S = 1800
@@ -120,13 +120,14 @@ def _run_installer(plan: HostPlan, item: DriverPlan, state: DriversState) -> Com
 
 
 def _checked(item: DriverPlan, path: str) -> str:
-    return f"printf '%s  %s\\n' {item.sha256} {path} | sha256sum -c --status 2>/dev/null"
+    assert item.sha256
+    return f"{sha256_command(item.sha256, path)} 2>/dev/null"
 
 
 def _fetch_script(item: DriverPlan, folder: str, file: str) -> str:
     """Fetch to another name, going on where an earlier run stopped; the name means: checked."""
     part, url = f"{file}.part", shlex.quote(item.url or "")
-    curl = f"curl --fail --location --silent --show-error --retry 3 -o {part}"
+    curl = curl_command(part)
     return (
         f"umask 022; mkdir -p {folder}; [ -e {file} ] && exit 0; "
         f"{_checked(item, part)} || {curl} -C - {url} || {{ "
