@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from fp8fleet.errors import CheckFailed
-from lab.processes import alive, background, kill, say, wait_ended
+from lab.processes import alive, background, say, stop
 from lab.site import (
     GATEWAY,
     MIRROR_PORT,
@@ -52,11 +52,7 @@ def up(folders: dict[str, Path]) -> None:
 
 def down() -> None:
     """Stop the mirror; nothing happens when it does not run."""
-    kill(_record(), 15)
-    if not wait_ended([_record()], _STOP_SECONDS):
-        kill(_record())
-        wait_ended([_record()], _STOP_SECONDS)
-    _record().unlink(missing_ok=True)
+    stop(_record(), _STOP_SECONDS)
 
 
 def is_up() -> bool:

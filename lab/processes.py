@@ -157,6 +157,18 @@ def kill(record: Path, number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
+def stop(record: Path, seconds: float) -> None:
+    """End the recorded process, by force where it does not within ``seconds``; nothing otherwise.
+
+    The record is gone afterwards.
+    """
+    kill(record, signal.SIGTERM)
+    if not wait_ended([record], seconds):
+        kill(record)
+        wait_ended([record], seconds)
+    record.unlink(missing_ok=True)
+
+
 def children(pid: int) -> list[int]:
     """Return the pids of a process's children, none when it ended."""
     try:

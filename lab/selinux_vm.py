@@ -24,7 +24,7 @@ from fp8fleet.errors import CheckFailed, OperatorError
 from lab import apt
 from lab.image import build_base
 from lab.machine import install_tools
-from lab.processes import alive, background, kill, run, say, stream, wait_ended
+from lab.processes import alive, background, run, say, stop, stream
 from lab.site import build_once, cache_dir, lab_dir, locked, write_whole
 
 NAME = "lab-selinux"
@@ -132,11 +132,7 @@ def up() -> None:
 
 def down() -> None:
     """Stop the machine; its disk is gone with it. Nothing happens where it does not run."""
-    kill(_record(), 15)
-    if not wait_ended([_record()], _STOP_SECONDS):
-        kill(_record())
-        wait_ended([_record()], _STOP_SECONDS)
-    _record().unlink(missing_ok=True)
+    stop(_record(), _STOP_SECONDS)
 
 
 def ssh_command(*command: str) -> list[str]:
