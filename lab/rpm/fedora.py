@@ -133,6 +133,8 @@ def adapt(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
         payload: its files, which are changed.
         unpacked: folders with the files of the packages in MERGED, by name.
     """
+    for path, target in _LINKS.get(package.name, {}).items():
+        _link(payload / path, target)
     change = _CHANGES.get(package.name)
     return change(package, payload, unpacked) if change else package
 
@@ -197,35 +199,6 @@ def _certificates(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
     return replace(package, requires=())
 
 
-def _gcc(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
-    del unpacked
-    _link(payload / "usr/bin/cc", "gcc")
-    return package
-
-
-def _gxx(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
-    del unpacked
-    _link(payload / "usr/bin/c++", "g++")
-    return package
-
-
-def _ninja(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
-    del unpacked
-    _link(payload / "usr/bin/ninja-build", "ninja")
-    return package
-
-
-def _firewalld(package: Rpm, payload: Path, unpacked: Path) -> Rpm:
-    """Its actions known to polkit, which is asked for root too: both families link them late."""
-    del unpacked
-    actions = payload / "usr/share/polkit-1/actions"
-    _link(
-        actions / "org.fedoraproject.FirewallD1.policy",
-        "org.fedoraproject.FirewallD1.server.policy.choice",
-    )
-    return package
-
-
 def _account(name: str, home: str) -> str:
     return (
         f"getent group {name} >/dev/null || groupadd -r {name}\n"
@@ -245,12 +218,18 @@ def _link(path: Path, target: str) -> None:
     path.symlink_to(target)
 
 
+_POLKIT = "usr/share/polkit-1/actions/org.fedoraproject.FirewallD1"
+_LINKS = {
+    "gcc": {"usr/bin/cc": "gcc"},
+    "gcc-c++": {"usr/bin/c++": "g++"},
+    "ninja-build": {"usr/bin/ninja-build": "ninja"},
+    # polkit, which is asked for root too, has to know its actions: both families link them late
+    "firewalld": {f"{_POLKIT}.policy": "org.fedoraproject.FirewallD1.server.policy.choice"},
+}
+"""Links that a package has there, and what they name."""
+
 _CHANGES: dict[str, Callable[[Rpm, Path, Path], Rpm]] = {
     "nginx": _nginx,
     "chrony": _chrony,
     "ca-certificates": _certificates,
-    "gcc": _gcc,
-    "gcc-c++": _gxx,
-    "ninja-build": _ninja,
-    "firewalld": _firewalld,
 }
