@@ -183,6 +183,14 @@ class EnvironmentPlan:
         return f"{self.prefix}/bin/python"
 
 
+def programs_of(
+    frontend: FrontendPlan, environments: tuple[EnvironmentPlan, ...]
+) -> tuple[str, ...]:
+    """One program of all that is installed; a label or a trust that it lacks, the rest lacks."""
+    own = (frontend.program,) if frontend.prefix else ()
+    return (*own, *(environment.interpreter for environment in environments))
+
+
 @dataclass(frozen=True)
 class PeerPlan:
     """How a host shares a model's files with the other hosts that have the model."""

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from fp8fleet.catalog import Platform
-from fp8fleet.plan import EnvironmentPlan, FrontendPlan, PlannedFile, ProxyPlan, SelinuxPlan
+from fp8fleet.plan import (
+    EnvironmentPlan,
+    FrontendPlan,
+    PlannedFile,
+    ProxyPlan,
+    SelinuxPlan,
+    programs_of,
+)
 from fp8fleet.spec import HostSpec
 
 LABELLED = "/opt"
@@ -23,16 +30,13 @@ def selinux_plan(
     if mode == "unmanaged":
         return None
     top = spec.install_directory
-    programs = [environment.interpreter for environment in environments]
-    if frontend.prefix:
-        programs.insert(0, frontend.program)
     return SelinuxPlan(
         mode=mode,
         asked=spec.selinux is not None,
         booleans=_booleans(spec) if proxy else {},
         ports=_ports(spec, proxy) if proxy else (),
         equivalences={} if top.startswith(f"{LABELLED}/") else {top: LABELLED},
-        programs=tuple(programs),
+        programs=programs_of(frontend, environments),
         paths=tuple(file.path for file in files if file.role in ("nginx", "vllm")),
     )
 
