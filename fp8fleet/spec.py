@@ -665,6 +665,11 @@ class HostSpec(Spec):
                 f"drivers: fabric-manager {fabric} and nvidia {module}: both need one version"
             )
 
+    @property
+    def vendor(self) -> str | None:
+        """The catalogue's vendor of the accelerator; None: no accelerator is named."""
+        return catalog.accelerators()[self.accelerator].vendor if self.accelerator else None
+
     def required_to_serve(self) -> list[str]:
         """Names of the keys that a serving host needs and that are not set."""
         keys = ("accelerator", "engine_release", "engine_requirements", "model_manifest")

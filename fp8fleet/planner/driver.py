@@ -40,8 +40,7 @@ def drivers_plan(
 def _driver_plan(spec: HostSpec, platform: Platform, driver: DriverSpec) -> DriverPlan:
     entry = catalog.installers()[driver.name]
     where = f"drivers: {driver.name} {driver.version}"
-    vendor = catalog.accelerators()[spec.accelerator].vendor if spec.accelerator else None
-    if vendor != entry.vendor:
+    if spec.vendor != entry.vendor:
         raise OperatorError(
             f"{where}: is for {entry.vendor} accelerators, the host's is {spec.accelerator!r}"
         )

@@ -16,9 +16,9 @@ from fp8fleet.zipapp import zipapp_bytes
 
 def engine_environment(spec: HostSpec, release: Release, lock: Lock) -> EnvironmentPlan:
     """The engine's environment; its path names what it is made of."""
-    assert spec.accelerator and spec.engine_release
+    assert spec.engine_release
     conda: tuple[str, ...] = ()
-    if release.cuda and catalog.accelerators()[spec.accelerator].vendor == "nvidia":
+    if release.cuda and spec.vendor == "nvidia":
         conda = catalog.cuda_versions()[release.cuda].conda
     digest = digest_of(
         lock.digest, spec.engine_python, spec.engine_build, *conda, *spec.engine_pins

@@ -61,12 +61,8 @@ def host_packages(
     return tuple(sorted(names))
 
 
-def _vendor(spec: HostSpec) -> str | None:
-    return catalog.accelerators()[spec.accelerator].vendor if spec.accelerator else None
-
-
 def _is_accelerated(spec: HostSpec) -> bool:
-    return _vendor(spec) not in (None, "cpu")
+    return spec.vendor not in (None, "cpu")
 
 
 def preparation(
@@ -85,7 +81,7 @@ def preparation(
         timer = _digest(files, f"{_ROTATION_UNITS}.timer", f"{_ROTATION_UNITS}.service")
         services.append(ServicePlan(_ROTATION_TIMER, timer, enable=True))
     sources = platform.family == "dnf" and spec.dnf_repositories is not None
-    is_nvidia = _vendor(spec) == "nvidia"
+    is_nvidia = spec.vendor == "nvidia"
     return Preparation(
         directories=_system_directories(files),
         versions=dict(spec.package_versions),
@@ -106,10 +102,9 @@ def _held(spec: HostSpec, platform: Platform) -> tuple[str, ...]:
     """Patterns of the packages that upgrades leave: kernel and driver belong together."""
     if spec.hold_packages is not None:
         return spec.hold_packages
-    vendor = _vendor(spec)
-    if vendor is None or not _is_accelerated(spec):
+    if spec.vendor is None or not _is_accelerated(spec):
         return ()
-    drivers = catalog.vendors()[vendor].driver_packages.get(platform.family, ())
+    drivers = catalog.vendors()[spec.vendor].driver_packages.get(platform.family, ())
     return (*platform.kernel_packages, *drivers)
 
 
@@ -174,7 +169,7 @@ def host_files(spec: HostSpec, platform: Platform, proxies: bool) -> list[Planne
     if spec.ntp_servers:
         path = _TIME_FILES[platform.family]
         templates[path] = "timesyncd.conf" if platform.family == "apt" else "chrony.conf"
-    if _vendor(spec) == "nvidia":
+    if spec.vendor == "nvidia":
         templates[_NOUVEAU] = "fp8fleet-nouveau.conf"
         templates[f"{UNIT_DIRECTORY}/{NVIDIA_UNIT}"] = NVIDIA_UNIT
     if proxies:

@@ -32,8 +32,8 @@ def requirements_of(
 ) -> Requirements:
     """What the host has to bring for its plan."""
     spaces = [_environment_space(tools, TOOLS_BYTES)]
-    if own and model and spec.accelerator:
-        vendor = catalog.vendors()[catalog.accelerators()[spec.accelerator].vendor]
+    if own and model and spec.vendor:
+        vendor = catalog.vendors()[spec.vendor]
         spaces.append(_environment_space(own.engine, vendor.environment_gib << 30))
         spaces.append(Space(f"model {model.name}", model.directory, model.size, None))
     paths = [spec.install_directory]

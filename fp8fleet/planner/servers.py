@@ -120,12 +120,11 @@ def _instance_environment(spec: HostSpec, own: Serving, instance: InstancePlan) 
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    assert spec.accelerator
-    vendor = catalog.accelerators()[spec.accelerator].vendor
-    if vendor == "nvidia":
+    assert spec.vendor
+    if spec.vendor == "nvidia":
         variables["CUDA_HOME"] = own.engine.prefix
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    select = catalog.vendors()[vendor].device_variable
+    select = catalog.vendors()[spec.vendor].device_variable
     if select:
         variables[select] = ",".join(str(device) for device in instance.devices)
     variables |= target_variables(spec)
