@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import signal
 import sys
 import threading
 import time
@@ -11,6 +13,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from fp8fleet.outside import plain
+
+_READER_CHECK_S = 0.5
 
 
 def human_bytes(count: float) -> str:
@@ -59,7 +63,9 @@ class _Shown:
 class PlainReporter(Reporter):
     """One line a running file every ``interval_s`` seconds and at each end, flushed at once.
 
-    For pipes and SSH, where a progress bar would be noise and silence a defect.
+    For pipes and SSH, where a progress bar would be noise and silence a defect. When the reader
+    leaves, as a killed run does, the process is interrupted: nobody is told of the work any more,
+    and the next run resumes it instead of waiting for its end.
     """
 
     def __init__(self, stream: TextIO, interval_s: float = 10.0) -> None:
@@ -98,17 +104,37 @@ class PlainReporter(Reporter):
             self._print(line)
 
     def _tick(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        shown_at = time.monotonic()
+        while not self._stop.wait(min(self._interval_s, _READER_CHECK_S)):
+            if _reader_left(self._stream):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
             now = time.monotonic()
-            with self._lock:
-                for label, shown in self._files.items():
-                    rate = _rate(shown.done - shown.last_done, now - shown.last)
-                    self._print(_progress_line(label, shown, rate))
-                    shown.last, shown.last_done = now, shown.done
+            if now - shown_at >= self._interval_s:
+                shown_at = now
+                self._show(now)
+
+    def _show(self, now: float) -> None:
+        with self._lock:
+            for label, shown in self._files.items():
+                rate = _rate(shown.done - shown.last_done, now - shown.last)
+                self._print(_progress_line(label, shown, rate))
+                shown.last, shown.last_done = now, shown.done
 
     def _print(self, line: str) -> None:
         with suppress(OSError):
             print(plain(line), file=self._stream, flush=True)
+
+
+def _reader_left(stream: TextIO) -> bool:
+    """Whether the other end of a pipe or socket was closed; never of a file or a terminal."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        # No descriptor, or one that was closed.
+        return False
 
 
 def _rate(count: int, seconds: float) -> str:
