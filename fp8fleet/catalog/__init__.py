@@ -64,6 +64,11 @@ class Accelerator(_Entry):
     memory_mib: int | None = None
     fp8_block: FP8
     alternative: str | None = None
+    bandwidth_gb_s: float | None = None
+    bf16_tflops: float | None = None
+    fp8_tflops: float | None = None
+    batched_tokens: int
+    sequences: int
 
 
 class Vendor(_Entry):
@@ -167,6 +172,45 @@ class ServeOption(_Entry):
         return any(SpecifierSet(part).contains(release) for part in self.accepted)
 
 
+class Quantiles(BaseModel):
+    """Tokens of the prompts, or of the outputs, of a workload."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    p50: int
+    p95: int
+    max: int
+
+
+class NamedWorkload(_Entry):
+    """A workload that the inventory can name."""
+
+    prompt: Quantiles
+    output: Quantiles
+    concurrency: int
+    latency_goal_ms: float | None = None
+
+
+class Speed(_Entry):
+    """How fast a server was where it was measured; the file says what each number means."""
+
+    accelerator: str
+    precision: Literal["bf16", "fp8"]
+    parameters: int
+    layers: int
+    attention_width: int
+    prompt_tokens: int
+    prefill_tokens_per_s: float
+    bytes_read_share: float
+    step_ms_per_layer: float
+    tp_step_ms_per_layer: float
+    tp_prefill_share: float
+    budget_share: float
+    confirmed_budget: int
+    smallest_budget: int
+    short_prompt: int
+
+
 E = TypeVar("E", bound=_Entry)
 
 
@@ -231,6 +275,19 @@ def installers() -> dict[str, Installer]:
 def serve_options() -> dict[str, ServeOption]:
     """Options of ``vllm serve`` that come and go, by their long names without dashes."""
     return _load("options", ServeOption)
+
+
+@cache
+def workloads() -> dict[str, NamedWorkload]:
+    """The workloads that an inventory can name."""
+    return _load("workloads", NamedWorkload)
+
+
+@cache
+def measured_speed() -> Speed:
+    """The measurement that all estimates of speed start from."""
+    (speed,) = _load("speed", Speed).values()
+    return speed
 
 
 def release_version(name: str) -> str:
