@@ -37,9 +37,7 @@ class Work:
     def flops(self, prompt_tokens: float) -> float:
         """Floating-point operations a prompt token; each looks back at half the prompt."""
         back = prompt_tokens / 2
-        pairs = sum(
-            width * min(back, window or back) for window, width in self.attention.items()
-        )
+        pairs = sum(width * min(back, window or back) for window, width in self.attention.items())
         return 2 * self.parameters + 4 * pairs
 
 
@@ -88,7 +86,11 @@ class Pace:
 
     def told(self) -> str:
         """Where the numbers come from, for a reason that is shown."""
-        return "from rates measured there" if self.measured else "estimates, scaled from an 8B on one H200"
+        return (
+            "from rates measured there"
+            if self.measured
+            else "estimates, scaled from an 8B on one H200"
+        )
 
 
 def pace_of(

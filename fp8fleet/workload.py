@@ -279,6 +279,9 @@ def _sequences(draft: _Draft) -> None:
             f" {draft.streams - value} of {draft.streams} streams wait: more devices, a shorter"
             " workload or a lower workload_concurrency would end that"
         )
+    budget = draft.server.fixed.get(BUDGET)
+    if isinstance(budget, int) and 0 < budget < value:
+        value, reason = budget, f"{BUDGET}, {FIXED}, allows no more"
     draft.set(SEQUENCES, value, reason)
 
 
