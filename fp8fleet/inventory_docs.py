@@ -18,7 +18,7 @@ from fp8fleet import catalog, spec
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.inventory import SWITCHES
 from fp8fleet.secrets import SecretRef
-from fp8fleet.spec import DriverSpec, HostSpec, InstanceSpec
+from fp8fleet.spec import DriverSpec, HostSpec, InstanceSpec, SamplingSpec
 from fp8fleet.toml import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +34,7 @@ SECTIONS = {
     "apt_sources": "Package sources",
     "tools_requirements": "Engine",
     "model_manifest": "Model",
+    "workload": "Workload and sampling",
     "instances": "Servers",
     "nginx_listen": "Nginx",
 }
@@ -109,6 +110,9 @@ _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.Network, "network or IP address"),
     (spec.DriverVersion, 'version in quotes, such as `"580.95.05"`'),
     (spec.PackageName, "package name"),
+    (spec.TokensSpec, "table with `p50`, `p95`, `max`"),
+    (SamplingSpec, "table (keys below)"),
+    (spec.Count, "integer, at least 1"),
 )
 """Types by identity, in an operator's words."""
 
@@ -127,6 +131,9 @@ _TYPES = {
     "nginx_body_size": "size, such as `64m`",
     "log_max_size": "size, such as `500m` or `4g`",
     "package_versions": "table: package to version",
+    "workload": "workload of the catalogue",
+    "workload_latency_goal_ms": "milliseconds",
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), "number"),
 }
 """Keys whose Python type says less than the operator has to know."""
 
@@ -216,6 +223,8 @@ def _page(language: _English) -> str:
         _key_table(language, InstanceSpec, InstanceSpec.model_fields, "instance"),
         f"## {language.say('Keys of one driver')} (`drivers`)",
         _key_table(language, DriverSpec, DriverSpec.model_fields, "driver"),
+        f"## {language.say('Sampling parameters')} (`sampling`)",
+        _key_table(language, SamplingSpec, SamplingSpec.model_fields, "sampling"),
         f"## {language.say('Switches of one run')} (`--data`)",
         _switch_table(language),
         f"## {language.say('Keys of pyinfra')}",
@@ -338,6 +347,14 @@ def _catalogue_parts(language: _English) -> list[str]:
         )
         for n, d in catalog.installers().items()
     ]
+    workloads = [
+        (
+            *(f"`{n}`", _quantiles(w.prompt), _quantiles(w.output), str(w.concurrency)),
+            f"{w.latency_goal_ms:g} ms" if w.latency_goal_ms else "-",
+        )
+        for n, w in catalog.workloads().items()
+    ]
+    workload_head = ("Name", "Prompt tokens", "Output tokens", "Streams", "Latency goal")
     release_head = (
         *("Name", "Python", "pydantic", "CUDA of the wheel", "glibc of the wheel"),
         "Drains on stop",
@@ -351,9 +368,15 @@ def _catalogue_parts(language: _English) -> list[str]:
         _table(language, ("Name", "Vendor", "Compute capability", "Block FP8"), accelerators),
         "### `engine_release`",
         _table(language, release_head, releases),
+        "### `workload`",
+        _table(language, workload_head, workloads),
         f"### {language.say('`name` of a driver')}",
         _table(language, ("Name", "Vendor", "From packages", "From an installer"), drivers),
     ]
+
+
+def _quantiles(lengths: catalog.Quantiles) -> str:
+    return f"p50 {lengths.p50}, p95 {lengths.p95}, max {lengths.max}"
 
 
 def _table(language: _English, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

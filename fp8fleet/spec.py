@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from fp8fleet import catalog
+from fp8fleet.lengths import MAX_TOKENS, Count
 from fp8fleet.manifest import check_source
 from fp8fleet.secrets import SecretRef
 
@@ -33,6 +34,9 @@ CMAKE_ARCHIVE = re.compile(
     r"/cmake-(?P<version>\d+\.\d+\.\d+)[\w.-]*?(-linux-(?P<arch>\w+))?\.tar\.gz$", re.IGNORECASE
 )
 """A URL of an archive of cmake, named as Kitware does; the architecture may be missing."""
+
+GENERATION_CONFIG = "override-generation-config"
+"""vLLM's option that `sampling` becomes."""
 
 GATEWAY_GROUP = "gateway"
 """Hosts of this group run Nginx over the serving hosts and no engine."""
@@ -178,6 +182,7 @@ WebUrl = Annotated[str, AfterValidator(_url), AfterValidator(_web)]
 DriverVersion = Annotated[
     str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9][\w.]{0,40}$")
 ]
+Milliseconds = Annotated[float, Field(gt=0, le=600_000, strict=True, allow_inf_nan=False)]
 Option = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -308,6 +313,63 @@ class DriverSpec(Spec):
         elif not catalog.installers()[self.name].runs:
             raise ValueError(f"{self.name}: comes in packages only: leave source out")
         return self
+
+
+class TokensSpec(Spec):
+    """Lengths of prompts or outputs, as quantiles."""
+
+    p50: Count = Field(description="Half of them have at most as many tokens.")
+    p95: Count = Field(description="95 % of them have at most as many tokens.")
+    max: Count = Field(description="None has more tokens.")
+
+    @model_validator(mode="after")
+    def _sane(self) -> TokensSpec:
+        if not self.p50 <= self.p95 <= self.max:
+            raise ValueError(
+                f"p50 {self.p50}, p95 {self.p95}, max {self.max}: each must be at least the one"
+                " before"
+            )
+        return self
+
+
+_Factor = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class SamplingSpec(Spec):
+    """What a request gets that does not say otherwise.
+
+    Ranges: SamplingParams in vllm/sampling_params.py. These are the parameters that every release
+    takes from the generation config (get_diff_sampling_param in vllm/config/model.py).
+    """
+
+    temperature: Annotated[_Factor, Field(ge=0, le=2)] | None = Field(
+        default=None, description="0: always the likeliest token."
+    )
+    top_p: Annotated[_Factor, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Share of the likeliest tokens, above 0, up to 1."
+    )
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, strict=True)] | None = Field(
+        default=None, description="Number of the likeliest tokens; 0 or -1: all."
+    )
+    min_p: Annotated[_Factor, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Least share of the likeliest token's probability, 0 to 1."
+    )
+    repetition_penalty: Annotated[_Factor, Field(gt=0, le=100)] | None = Field(
+        default=None, description="Above 1: repeated tokens get less likely. 1: nothing."
+    )
+    max_tokens: Count | None = Field(
+        default=None, description="Most tokens of an answer, whatever the request asks."
+    )
+
+    @model_validator(mode="after")
+    def _sane(self) -> SamplingSpec:
+        if not self.model_fields_set or self.values() == {}:
+            raise ValueError("nothing is set: name a parameter, or leave sampling out")
+        return self
+
+    def values(self) -> dict[str, int | float]:
+        """What is set, by vLLM's names."""
+        return self.model_dump(exclude_none=True)
 
 
 class HostSpec(Spec):
@@ -549,6 +611,38 @@ class HostSpec(Spec):
         default=None, description="Model id that clients name. Unset: the manifest's name."
     )
 
+    # Workload
+    workload: Annotated[str, _known("workload", catalog.workloads())] | None = Field(
+        default=None,
+        description="What the servers shall do, a name from the catalogue. The plan then chooses"
+        " the servers' options, and the servers where instances are unset; the other `workload_`"
+        " keys override its values.",
+    )
+    workload_prompt_tokens: TokensSpec | None = Field(
+        default=None,
+        description="Lengths of the prompts: `{'p50': 800, 'p95': 4000, 'max': 8000}`.",
+    )
+    workload_output_tokens: TokensSpec | None = Field(
+        default=None, description="Lengths of the outputs, as quantiles."
+    )
+    workload_lengths: ProjectFile | None = Field(
+        default=None,
+        description="JSONL file of real lengths, relative to the project, instead of the two keys"
+        ' before: `{"prompt_tokens": 812, "output_tokens": 164}`, one request a line.',
+    )
+    workload_concurrency: Annotated[int, Field(ge=1, le=65536, strict=True)] | None = Field(
+        default=None, description="Streams at once over the host."
+    )
+    workload_latency_goal_ms: Milliseconds | None = Field(
+        default=None,
+        description="Milliseconds between two tokens of a stream that 99 % of them keep.",
+    )
+    sampling: SamplingSpec | None = Field(
+        default=None,
+        description="Sampling parameters of requests that name none, a table of the keys below."
+        " Unset: the model's generation_config.json.",
+    )
+
     # Servers
     instances: tuple[InstanceSpec, ...] = Field(
         default=(), description="The vLLM servers of the host, a list of the keys below."
@@ -593,7 +687,37 @@ class HostSpec(Spec):
         self._check_devices()
         self._check_repositories()
         self._check_drivers()
+        self._check_workload()
+        self._check_sampling()
         return self
+
+    def _check_workload(self) -> None:
+        stated = self.workload_prompt_tokens or self.workload_output_tokens
+        if self.workload_lengths and stated:
+            raise ValueError(
+                "workload_lengths has the lengths of prompts and outputs: leave out"
+                " workload_prompt_tokens and workload_output_tokens, or it"
+            )
+        if self.workload or not self.has_workload:
+            return
+        missing = []
+        if not self.workload_lengths:
+            missing += [] if self.workload_prompt_tokens else ["workload_prompt_tokens"]
+            missing += [] if self.workload_output_tokens else ["workload_output_tokens"]
+        missing += [] if self.workload_concurrency else ["workload_concurrency"]
+        if missing:
+            raise ValueError(
+                f"{missing[0]} is not set: a workload needs it, or a name"
+                f" (workload = one of {', '.join(catalog.workloads())})"
+            )
+
+    def _check_sampling(self) -> None:
+        for instance in self.instances:
+            if self.sampling and GENERATION_CONFIG in instance.options:
+                raise ValueError(
+                    f"sampling and instances: {instance.name}: option {GENERATION_CONFIG!r} both"
+                    " set sampling parameters: leave one out"
+                )
 
     def _check_repositories(self) -> None:
         names = [repository.name for repository in self.dnf_repositories or ()]
@@ -664,6 +788,20 @@ class HostSpec(Spec):
             raise ValueError(
                 f"drivers: fabric-manager {fabric} and nvidia {module}: both need one version"
             )
+
+    @property
+    def has_workload(self) -> bool:
+        """Whether any key says what the servers shall do."""
+        return any(
+            (
+                self.workload,
+                self.workload_prompt_tokens,
+                self.workload_output_tokens,
+                self.workload_lengths,
+                self.workload_concurrency,
+                self.workload_latency_goal_ms,
+            )
+        )
 
     @property
     def vendor(self) -> str | None:
