@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,6 +118,7 @@ class Capacity:
         return max(self.kv_bytes, 0) * self.measured_kv_tokens // self.kv_tokens
 
 
+@functools.lru_cache(maxsize=1024)
 def estimate(checkpoint: StoredCheckpoint, settings: Settings) -> Capacity | None:
     """Estimate what the KV cache of a server holds.
 

@@ -27,7 +27,7 @@ from fp8fleet.manifest_create import (
     create_manifest,
 )
 from fp8fleet.output import run, say
-from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile
+from fp8fleet.plan import FleetPlan, HostPlan, InstancePlan, PlannedFile
 from fp8fleet.planner import make_plan
 from fp8fleet.secrets import SecretRef
 from fp8fleet.session import limited
@@ -221,6 +221,7 @@ def _print_host(console: Console, host: HostPlan) -> None:
         devices = ",".join(str(device) for device in instance.devices) or "none"
         options = " ".join(f"{key}={value}" for key, value in instance.options.items())
         rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {options}"))
+        rows += [("  KV cache", text) for text in _capacity_lines(instance)]
         rows += [("  note", note) for note in instance.notes]
     if host.proxy:
         upstreams = " ".join(host.proxy.upstreams)
@@ -235,6 +236,28 @@ def _print_host(console: Console, host: HostPlan) -> None:
     rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
     for label, text in rows:
         console.print(f"  {label:<18} {text}", markup=False)
+
+
+def _capacity_lines(instance: InstancePlan) -> list[str]:
+    """What a server's KV cache holds, and the sum that says so."""
+    capacity = instance.capacity
+    if capacity is None:
+        return []
+    if capacity.measured_kv_tokens is None:
+        tokens = f"about {capacity.kv_tokens:,} tokens (estimate)"
+    else:
+        error = f"{100 * (capacity.error or 0):+.2f} %"
+        tokens = f"{capacity.measured_kv_tokens:,} tokens (measured; the estimate is {error} off)"
+    holds = f"; the largest that fits is {capacity.largest_context:,}"
+    if capacity.context:
+        holds = f", {capacity.sequences:,.1f} sequences of {capacity.context:,}{holds}"
+    terms = (f"{_binary(part.bytes)} {part.name} ({part.how})" for part in capacity.parts)
+    return [tokens + holds, f"{_binary(capacity.kv_bytes)[1:]} a device = {' '.join(terms)}"]
+
+
+def _binary(size: int) -> str:
+    """Bytes with their sign, in GiB or MiB: ``-240 MiB``."""
+    return f"{size / 2**30:+.2f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:+.0f} MiB"
 
 
 def _render(arguments: argparse.Namespace) -> int:

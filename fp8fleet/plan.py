@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fp8fleet.capacity import Part
 from fp8fleet.catalog_check import Target
+from fp8fleet.measured import Combination
 from fp8fleet.secrets import SecretRef
 
 CONFIG_DIRECTORY = "/etc/fp8fleet"
@@ -226,6 +228,29 @@ class ModelPlan:
 
 
 @dataclass(frozen=True)
+class CapacityPlan:
+    """What a server's KV cache holds, computed from the stored headers."""
+
+    parts: tuple[Part, ...]
+    """Of a device's memory, the fullest's; they add up to ``kv_bytes``."""
+    kv_bytes: int
+    kv_tokens: int
+    """The estimate."""
+    measured_kv_tokens: int | None
+    """Counts in its place where it is known."""
+    error: float | None
+    """Of the estimate: 0.01 is one percent too much."""
+    context: int | None
+    """Tokens that a sequence may have."""
+    sequences: float | None
+    """Of that many tokens, at once."""
+    largest_context: int
+    """Tokens of the longest sequence that fits and that the model takes."""
+    combination: Combination
+    """What a measurement has to have in common with it."""
+
+
+@dataclass(frozen=True)
 class InstancePlan:
     """One vLLM server as a systemd unit."""
 
@@ -245,6 +270,8 @@ class InstancePlan:
     files: tuple[str, ...]
     """Files whose change asks for a restart."""
     notes: tuple[str, ...]
+    capacity: CapacityPlan | None = None
+    """None: not known; a note says why."""
 
     @property
     def upstream(self) -> str:

@@ -51,9 +51,12 @@ def module_of(tensor: str) -> str:
 
 
 def tensor_parallel(
-    architecture: Architecture, quantization: Quantization, tensors: Mapping[str, Tensor]
+    architecture: Architecture,
+    quantization: Quantization,
+    tensors: Mapping[str, Tensor],
+    asked: tuple[int, ...] = (),
 ) -> TensorParallel:
-    """Try the sizes that are usual or divide the heads.
+    """Try the sizes that are usual or divide the heads, and those that are asked for.
 
     What vLLM asks for (0.32): query heads divisible (``Total number of attention heads`` in
     vllm/config/model.py); KV heads divisible, or fewer than GPUs and then replicated
@@ -65,7 +68,7 @@ def tensor_parallel(
     if not heads or not tensors:
         return TensorParallel((), {})
     cuts = _cuts(architecture, quantization, tensors)
-    candidates = {n for n in range(1, LARGEST + 1) if heads % n == 0} | set(_USUAL)
+    candidates = {n for n in range(1, LARGEST + 1) if heads % n == 0} | {*_USUAL, *asked}
     refused = {}
     for size in sorted(candidates):
         reason = _why_not_heads(architecture, size) or _why_not_cuts(cuts, size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from packaging.version import Version
-
 from fp8fleet import catalog
 from fp8fleet.catalog_check import Target
 from fp8fleet.plan import (
@@ -57,9 +55,8 @@ def _environment_space(environment: EnvironmentPlan, size: int) -> Space:
 
 
 def _devices(spec: HostSpec, instance: InstanceSpec) -> Devices:
-    """vLLM's default share of a device's memory is 0.92 since 0.20, 0.9 before."""
-    new = Version(catalog.release_version(spec.engine_release or "")) >= Version("0.20")
-    share = instance.options.get("gpu-memory-utilization", 0.92 if new else 0.9)
+    default = catalog.releases()[spec.engine_release or ""].gpu_memory_utilization
+    share = instance.options.get("gpu-memory-utilization", default)
     fraction = float(share) if isinstance(share, int | float) else 1.0
     return Devices(instance.name, instance.devices, instance.tensor_parallel_size, fraction)
 
