@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from fp8fleet import catalog, spec
 from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.inventory import SWITCHES
+from fp8fleet.lengths import Count
 from fp8fleet.secrets import SecretRef
 from fp8fleet.spec import DriverSpec, HostSpec, InstanceSpec, SamplingSpec
 from fp8fleet.toml import read_toml
@@ -112,7 +113,9 @@ _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.PackageName, "package name"),
     (spec.TokensSpec, "table with `p50`, `p95`, `max`"),
     (SamplingSpec, "table (keys below)"),
-    (spec.Count, "integer, at least 1"),
+    (Count, "integer, at least 1"),
+    (spec.DeviceCount, "number of devices, 1 to 16"),
+    (spec.DevicePair, "pair of devices"),
 )
 """Types by identity, in an operator's words."""
 

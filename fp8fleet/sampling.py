@@ -90,7 +90,7 @@ def _override(options: Mapping[str, Any]) -> Mapping[str, Any]:
             given = json.loads(given)
         except (ValueError, RecursionError):
             raise OperatorError(
-                f"option {GENERATION_CONFIG!r} is {shown(given)}: a table, or JSON of one, is needed"
+                f"option {GENERATION_CONFIG!r} is {shown(given)}: a table or its JSON is needed"
             ) from None
     return given if isinstance(given, dict) else {}
 
