@@ -221,6 +221,8 @@ def _print_host(console: Console, host: HostPlan) -> None:
         devices = ",".join(str(device) for device in instance.devices) or "none"
         options = " ".join(f"{key}={value}" for key, value in instance.options.items())
         rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {options}"))
+        rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in instance.choices]
+        rows.append(("  sampling", str(instance.sampling)))
         rows += [("  KV cache", text) for text in _capacity_lines(instance)]
         rows += [("  note", note) for note in instance.notes]
     if host.proxy:

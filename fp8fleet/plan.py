@@ -11,8 +11,10 @@ from typing import Any, Literal
 from fp8fleet.capacity import Part
 from fp8fleet.catalog_check import Target
 from fp8fleet.measured import Combination
+from fp8fleet.sampling import Sampling
 from fp8fleet.secrets import SecretRef
 from fp8fleet.topology import Topology
+from fp8fleet.workload import Choice
 
 CONFIG_DIRECTORY = "/etc/fp8fleet"
 
@@ -283,6 +285,9 @@ class InstancePlan:
     files: tuple[str, ...]
     """Files whose change asks for a restart."""
     notes: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    """What the workload chose, and why; empty: the inventory has no workload."""
+    sampling: Sampling
     capacity: CapacityPlan | None = None
     """None: not known; a note says why."""
 

@@ -860,7 +860,8 @@ class HostSpec(Spec):
         """Names of the keys that a serving host needs and that are not set."""
         keys = ("accelerator", "engine_release", "engine_requirements", "model_manifest")
         missing = [key for key in keys if getattr(self, key) is None]
-        return missing if self.instances else [*missing, "instances"]
+        chosen = self.has_workload and (self.device_count or self.topology)
+        return missing if self.instances or chosen else [*missing, "instances"]
 
     def secrets(self) -> dict[str, SecretRef]:
         """The secrets that this host's deploy needs, by inventory key."""

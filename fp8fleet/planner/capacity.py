@@ -70,6 +70,21 @@ def with_capacity(
     return replace(instance, capacity=_plan(capacity, combination))
 
 
+def capacity_of(
+    spec: HostSpec, options: Mapping[str, Any], name: str, checkpoint: StoredCheckpoint | None
+) -> Capacity | None:
+    """The estimate for a server with ``options``; None: what it holds is not known.
+
+    Raises:
+        OperatorError: an option has a value that vLLM would refuse.
+    """
+    settings = settings_of(spec, options, name)
+    memory = settings.memory_bytes or settings.kv_cache_memory_bytes is not None
+    if checkpoint is None or not memory or any(options.get(option) for option in _ELSEWHERE):
+        return None
+    return estimate(checkpoint, settings)
+
+
 def settings_of(spec: HostSpec, options: Mapping[str, Any], name: str) -> Settings:
     """What of a server's options and of its accelerator its memory depends on.
 

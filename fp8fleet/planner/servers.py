@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fp8fleet import catalog, render
@@ -26,7 +27,9 @@ from fp8fleet.planner.files import (
 )
 from fp8fleet.planner.placement import Placement
 from fp8fleet.planner.serving import Serving
-from fp8fleet.spec import HostSpec, InstanceSpec
+from fp8fleet.planner.workload import Decision
+from fp8fleet.sampling import sampling_of, sampling_option
+from fp8fleet.spec import GENERATION_CONFIG, HostSpec, InstanceSpec
 
 
 def instance_plan(
@@ -36,8 +39,11 @@ def instance_plan(
     placement: Placement,
     address: str,
     model_id: str,
+    decision: Decision,
+    root: Path,
 ) -> InstancePlan:
     """One server of a host."""
+    assert spec.model_manifest
     base = f"{CONFIG_DIRECTORY}/instances/{instance.name}"
     unit = f"{UNIT_PREFIX}{instance.name}.service"
     options: dict[str, Any] = {
@@ -55,6 +61,9 @@ def instance_plan(
             " requests that run when it stops are aborted"
         )
     options.update(instance.options)
+    if spec.sampling:
+        options[GENERATION_CONFIG] = sampling_option(spec.sampling)
+    notes += [f"warning: {text}" for text in decision.warnings.get(instance.name, ())]
     return InstancePlan(
         name=instance.name,
         unit=unit,
@@ -72,6 +81,8 @@ def instance_plan(
         warm_up_concurrency=spec.warm_up_concurrency,
         files=(f"{UNIT_DIRECTORY}/{unit}", f"{base}.yaml", f"{base}.env"),
         notes=tuple(notes),
+        choices=decision.choices.get(instance.name, ()),
+        sampling=sampling_of(options, Path(spec.model_manifest), root),
     )
 
 

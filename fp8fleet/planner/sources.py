@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from yaml import YAMLError
 
@@ -21,6 +23,7 @@ from fp8fleet.planner.environments import engine_environment
 from fp8fleet.planner.placement import declared_devices, placements
 from fp8fleet.planner.servers import instance_plan
 from fp8fleet.planner.serving import Serving
+from fp8fleet.planner.workload import Model, decide
 from fp8fleet.quantized import CONFIG
 from fp8fleet.spec import HostSpec
 from fp8fleet.stored import StoredCheckpoint, read_config, stored_checkpoint
@@ -38,13 +41,20 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
     spec = host.spec
     try:
         assert spec.engine_release and spec.engine_requirements and spec.model_manifest
+        version = catalog.release_version(spec.engine_release)
         release = catalog.releases()[spec.engine_release]
-        manifest = load_manifest(root / spec.model_manifest)
+        path = root / spec.model_manifest
+        manifest = load_manifest(path)
         target = _target_of(spec, manifest)
+        topology = declared_devices(spec, root)
+        checkpoint = _checkpoint(path)
+        model = Model(_config(path), checkpoint)
+        decision = decide(spec, model, target, topology, root)
+        spec = decision.spec
         notes = _check_release(spec, target)
         lock = read_lock(root / spec.engine_requirements)
         have = lock.versions.get(release.distribution)
-        if have != catalog.release_version(spec.engine_release):
+        if have != version:
             raise OperatorError(
                 f"engine_requirements = {spec.engine_requirements!r}: has {release.distribution}"
                 f" {have}, engine_release is {spec.engine_release}"
@@ -52,13 +62,11 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         model_id = spec.served_model_name or manifest.name
         engine = engine_environment(spec, release, lock)
         address = _listen_address(fleet, host)
-        headers = _headers(root / spec.model_manifest)
-        checkpoint = _checkpoint(root / spec.model_manifest)
-        measured = read_measured((root / spec.model_manifest).with_name(MEASURED))
-        topology = declared_devices(spec, root)
+        headers = _headers(path)
+        measured = read_measured(path.with_name(MEASURED))
         places = placements(spec, topology)
         planned = (
-            instance_plan(spec, release, instance, placement, address, model_id)
+            instance_plan(spec, release, instance, placement, address, model_id, decision, root)
             for instance, placement in zip(spec.instances, places, strict=True)
         )
         instances = tuple(
@@ -70,7 +78,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
             pinned_part(lock, spec.engine_pins),
             manifest,
             headers,
-            _torrent(root / spec.model_manifest),
+            _torrent(path),
             model_id,
             engine,
             instances,
@@ -110,6 +118,14 @@ def _checkpoint(manifest: Path) -> StoredCheckpoint | None:
     headers, config = manifest.with_name(HEADERS), manifest.with_name(CONFIG)
     try:
         return _read_checkpoint(headers, config, (_version(headers), _version(config)))
+    except FileNotFoundError:
+        return None
+
+
+def _config(manifest: Path) -> Mapping[str, Any] | None:
+    """The config.json that is stored beside a manifest; None: there is none."""
+    try:
+        return read_config(manifest.with_name(CONFIG))
     except FileNotFoundError:
         return None
 
