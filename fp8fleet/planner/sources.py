@@ -41,7 +41,6 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
     spec = host.spec
     try:
         assert spec.engine_release and spec.engine_requirements and spec.model_manifest
-        version = catalog.release_version(spec.engine_release)
         release = catalog.releases()[spec.engine_release]
         path = root / spec.model_manifest
         manifest = load_manifest(path)
@@ -50,11 +49,10 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         checkpoint = _checkpoint(path)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
-        spec = decision.spec
-        notes = _check_release(spec, target)
+        notes = _check_release(decision.spec, target)
         lock = read_lock(root / spec.engine_requirements)
         have = lock.versions.get(release.distribution)
-        if have != version:
+        if have != catalog.release_version(spec.engine_release):
             raise OperatorError(
                 f"engine_requirements = {spec.engine_requirements!r}: has {release.distribution}"
                 f" {have}, engine_release is {spec.engine_release}"
@@ -64,10 +62,10 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         address = _listen_address(fleet, host)
         headers = _headers(path)
         measured = read_measured(path.with_name(MEASURED))
-        places = placements(spec, topology)
+        places = placements(decision.spec, topology)
         planned = (
             instance_plan(spec, release, instance, placement, address, model_id, decision, root)
-            for instance, placement in zip(spec.instances, places, strict=True)
+            for instance, placement in zip(decision.spec.instances, places, strict=True)
         )
         instances = tuple(
             with_capacity(spec, instance, manifest, checkpoint, measured) for instance in planned
