@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +25,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, strict=True)]
 class Lengths:
     """Tokens of a workload's requests."""
 
-    prompt_p50: int
     prompt_p95: int
-    prompt_mean: float
     typical: float
     """Mean of prompt and output together: what a running request holds at its end."""
     longest: int
@@ -51,9 +49,7 @@ def stated_lengths(prompt: tuple[int, int, int], output: tuple[int, int, int]) -
         output: the same of the output.
     """
     return Lengths(
-        prompt_p50=prompt[0],
         prompt_p95=prompt[1],
-        prompt_mean=_mean(*prompt),
         typical=_mean(*prompt) + _mean(*output),
         longest=prompt[2] + output[2],
         told=f"largest prompt {prompt[2]} + largest output {output[2]}",
@@ -86,9 +82,7 @@ def read_lengths(path: Path) -> Lengths:
     totals = [line.prompt_tokens + line.output_tokens for line in requests]
     longest = max(requests, key=lambda line: line.prompt_tokens + line.output_tokens)
     return Lengths(
-        prompt_p50=_quantile(prompts, 0.5),
-        prompt_p95=_quantile(prompts, 0.95),
-        prompt_mean=sum(prompts) / len(prompts),
+        prompt_p95=prompts[math.ceil(0.95 * len(prompts)) - 1],
         typical=sum(totals) / len(totals),
         longest=max(totals),
         told=f"longest of {len(requests)} requests in {path.name}: prompt"
@@ -112,8 +106,3 @@ def _requests(path: Path, content: bytes) -> Iterator[_Line]:
             raise OperatorError(
                 f"{where}: {named}: {detail['msg']}; a line has prompt_tokens and output_tokens"
             ) from None
-
-
-def _quantile(ordered: Sequence[int], share: float) -> int:
-    """Nearest rank."""
-    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]

@@ -105,7 +105,7 @@ def pace_of(
     Args:
         name: the accelerator's.
         tensor_parallel: GPUs of the server.
-        prompt_tokens: mean length of the prompts.
+        prompt_tokens: of the prompt that comes in.
         cache_bytes: of the KV cache on one GPU that a decode step reads.
     """
     accelerator, base = catalog.accelerators()[name], catalog.measured_speed()

@@ -17,7 +17,7 @@ from pyinfra.connectors.ssh import connector_data_meta
 from fp8fleet import cli, inventory_docs
 from fp8fleet.errors import CheckFailed
 from fp8fleet.inventory import SWITCHES
-from fp8fleet.spec import HostSpec, InstanceSpec, RepositorySpec
+from fp8fleet.spec import HostSpec, InstanceSpec, RepositorySpec, SamplingSpec
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
@@ -218,7 +218,7 @@ def test_every_make_target_exists(page: Path) -> None:
 @every_page
 def test_every_inventory_key_exists(page: Path) -> None:
     known = {*HostSpec.model_fields, *InstanceSpec.model_fields, *RepositorySpec.model_fields}
-    known |= {*connector_data_meta, *NOT_KEYS}
+    known |= {*SamplingSpec.model_fields, *connector_data_meta, *NOT_KEYS}
     named = KEY.findall(prose_and_code(page.read_text())[0])
     assert [name for name in named if name not in known] == []
 
