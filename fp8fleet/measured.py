@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from fp8fleet.errors import OperatorError
 from fp8fleet.toml import read_toml
@@ -27,7 +27,7 @@ _LOGGED = re.compile(r"\bKV cache size: ([0-9][0-9,]*) tokens")
 _ENTRIES = "measured"
 _COMMENT = "# KV cache sizes as engines logged them: copy this file beside the model's manifest.\n"
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,22 +43,20 @@ class Combination:
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: Count | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, strict=True)]
     max_num_seqs: Count
     max_num_batched_tokens: Count
     max_model_len: Count | None = None
-    enforce_eager: bool = False
+    enforce_eager: StrictBool = False
 
 
-@pydantic.dataclasses.dataclass(
-    frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True)
-)
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Measurement(Combination):
     """One start of an engine."""
 
     kv_tokens: Count
     """``GPU KV cache size`` of its log."""
-    date: datetime.date
+    date: Annotated[datetime.date, Field(strict=True)]
 
     @property
     def combination(self) -> Combination:
