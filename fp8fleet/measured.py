@@ -17,6 +17,7 @@ import pydantic
 from pydantic import ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from fp8fleet.errors import OperatorError
+from fp8fleet.jsonfile import shown
 from fp8fleet.toml import read_toml
 
 MEASURED = "measured.toml"
@@ -98,16 +99,19 @@ def read_measured(path: Path) -> tuple[Measurement, ...]:
 
 
 def _measurement(entry: Any, where: str) -> Measurement:
+    if not isinstance(entry, dict):
+        raise OperatorError(f"{where}: is {shown(entry)}, expected a table of settings")
     try:
         return _ADAPTER.validate_python(entry)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "it"
+        key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "unexpected_keyword_argument":
             raise OperatorError(f"{where}: {key} is an unknown key: remove it") from None
         if first["type"].startswith("missing"):
             raise OperatorError(f"{where}: {key} is missing") from None
-        raise OperatorError(f"{where}: {key}: {first['msg']}") from None
+        found = shown(first["input"])
+        raise OperatorError(f"{where}: {key} is {found}: {first['msg']}") from None
 
 
 def measured_tokens(

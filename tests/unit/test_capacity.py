@@ -150,8 +150,15 @@ def test_nothing_is_claimed_of_an_unknown_kv_dtype() -> None:
 
 # --- weights ------------------------------------------------------------------------------------
 
-SMALL = {"num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64}
-SMALL |= {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000}
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1000,
+}
 
 
 def small(layout: str = "none", **changes: Any) -> StoredCheckpoint:
@@ -438,7 +445,8 @@ def test_without_stored_headers_the_plan_works_and_says_that_it_does_not_know(si
 def test_nothing_is_claimed_where_an_option_uses_memory_otherwise(
     served: Site, option: str
 ) -> None:
-    instance(served, **{option: {"x": 1} if "config" in option else 4})
+    changed: dict[str, Any] = {option: {"x": 1} if "config" in option else 4}
+    instance(served, **changed)
     (server,) = served.host_plan().instances
     assert server.capacity is None
     assert server.notes == (f"KV cache: unknown, {option} uses memory in other ways",)

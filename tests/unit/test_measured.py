@@ -1,4 +1,4 @@
-"""models/<name>/measured.toml: sizes of KV caches that engines logged, and what they are used for."""
+"""models/<name>/measured.toml: sizes of KV caches that engines logged, and their use."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ def test_a_new_measurement_takes_the_place_of_the_earlier_one(tmp_path: Path) ->
         ("[other]", "'other': expected nothing but [[measured]] entries"),
         ("x", "not TOML"),
         ("[[measured]]", "entry 1: model is missing"),
-        ("measured = [1]", "entry 1: "),
+        ("measured = [1]", "entry 1: is 1, expected a table"),
         (ENTRY + "[[measured]]\n", "entry 2: model is missing"),
         (ENTRY + "tokens = 1\n", "entry 1: tokens is an unknown key: remove it"),
-        (ENTRY.replace("962560", "0"), "entry 1: kv_tokens: "),
-        (ENTRY.replace("962560", "-5"), "entry 1: kv_tokens: "),
-        (ENTRY.replace("962560", '"many"'), "entry 1: kv_tokens: "),
-        (ENTRY.replace("962560", "1e30"), "entry 1: kv_tokens: "),
+        (ENTRY.replace("962560", "0"), "entry 1: kv_tokens is "),
+        (ENTRY.replace("962560", "-5"), "entry 1: kv_tokens is "),
+        (ENTRY.replace("962560", '"many"'), "entry 1: kv_tokens is "),
+        (ENTRY.replace("962560", "1e30"), "entry 1: kv_tokens is "),
         (ENTRY.replace("962560", "9" * 5000), "measured.toml: "),
-        (ENTRY.replace("0.92", "nan"), "entry 1: gpu_memory_utilization: "),
-        (ENTRY.replace("0.92", "1.5"), "entry 1: gpu_memory_utilization: "),
-        (ENTRY.replace("2026-11-30", '"yesterday"'), "entry 1: date: "),
+        (ENTRY.replace("0.92", "nan"), "entry 1: gpu_memory_utilization is "),
+        (ENTRY.replace("0.92", "1.5"), "entry 1: gpu_memory_utilization is "),
+        (ENTRY.replace("2026-11-30", '"yesterday"'), "entry 1: date is "),
         (ENTRY + ENTRY.partition("\n")[2], "entry 2: has the same settings as entry 1: keep one"),
     ],
 )
