@@ -137,7 +137,7 @@ def estimate(checkpoint: StoredCheckpoint, settings: Settings) -> Capacity | Non
         settings.tensor_parallel,
         settings.pipeline_parallel,
     )
-    parts = _parts(checkpoint, settings)
+    parts = _parts(checkpoint, settings) if layout else None
     if layout is None or parts is None:
         return None
     unknown = tuple(Part(f"state of {layers}", 0, "unknown") for layers in layout.unknown)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from fp8fleet.errors import OperatorError
+from fp8fleet.jsonfile import shown
 from fp8fleet.toml import read_toml
 
 MEASURED = "measured.toml"
@@ -27,7 +28,7 @@ _LOGGED = re.compile(r"\bKV cache size: ([0-9][0-9,]*) tokens")
 _ENTRIES = "measured"
 _COMMENT = "# KV cache sizes as engines logged them: copy this file beside the model's manifest.\n"
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,22 +44,20 @@ class Combination:
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: Count | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, strict=True)]
     max_num_seqs: Count
     max_num_batched_tokens: Count
     max_model_len: Count | None = None
-    enforce_eager: bool = False
+    enforce_eager: StrictBool = False
 
 
-@pydantic.dataclasses.dataclass(
-    frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True)
-)
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Measurement(Combination):
     """One start of an engine."""
 
     kv_tokens: Count
     """``GPU KV cache size`` of its log."""
-    date: datetime.date
+    date: Annotated[datetime.date, Field(strict=True)]
 
     @property
     def combination(self) -> Combination:
@@ -100,16 +99,19 @@ def read_measured(path: Path) -> tuple[Measurement, ...]:
 
 
 def _measurement(entry: Any, where: str) -> Measurement:
+    if not isinstance(entry, dict):
+        raise OperatorError(f"{where}: is {shown(entry)}, expected a table of settings")
     try:
         return _ADAPTER.validate_python(entry)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "it"
+        key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "unexpected_keyword_argument":
             raise OperatorError(f"{where}: {key} is an unknown key: remove it") from None
         if first["type"].startswith("missing"):
             raise OperatorError(f"{where}: {key} is missing") from None
-        raise OperatorError(f"{where}: {key}: {first['msg']}") from None
+        found = shown(first["input"])
+        raise OperatorError(f"{where}: {key} is {found}: {first['msg']}") from None
 
 
 def measured_tokens(

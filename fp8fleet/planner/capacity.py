@@ -51,6 +51,7 @@ def with_capacity(
         why = "models/ has no config.json and headers.json of the model"
         return _unknown(spec, instance, why)
     _check_heads(spec, checkpoint)
+    _check_pipeline(instance.name, checkpoint, settings.pipeline_parallel)
     _check_tensor_parallel(instance.name, checkpoint, settings.tensor_parallel)
     for option in _ELSEWHERE:
         if instance.options.get(option):
@@ -176,6 +177,15 @@ def _check_heads(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
         )
 
 
+def _check_pipeline(name: str, checkpoint: StoredCheckpoint, ranks: int) -> None:
+    layers = checkpoint.architecture.layers
+    if ranks > (layers or 1):
+        raise OperatorError(
+            f"instances: {name}: pipeline-parallel-size is {ranks}, the model has"
+            f" {layers or 'no known number of'} layers to divide: lower it"
+        )
+
+
 def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, size: int) -> None:
     if size == 1:
         return
@@ -211,7 +221,7 @@ def _does_not_fit(
         remedies.append(f"set max-model-len to {capacity.largest_context()} or less")
     sizes = _sizes_that_fit(checkpoint, settings)
     if sizes:
-        remedies.append(f"set tensor_parallel_size to {' or '.join(map(str, sizes))}")
+        remedies.append(f"set tensor_parallel_size to {' or '.join(sizes)}, with as many devices")
     elif not remedies:
         remedies.append("no tensor_parallel_size would do: take a smaller or quantized checkpoint")
     less = f" less {taken}" if taken else ""
@@ -222,7 +232,7 @@ def _does_not_fit(
     ).replace("nothing GiB", "nothing")
 
 
-def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[int]:
+def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[str]:
     """Larger tensor-parallel sizes with which the asked context fits, the smallest first."""
     sizes = _tensor_parallel(checkpoint, settings.tensor_parallel).sizes
     larger = (size for size in sizes if size > settings.tensor_parallel)
@@ -230,7 +240,7 @@ def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[in
     for size in larger:
         other = estimate(checkpoint, replace(settings, tensor_parallel=size))
         if other is not None and other.fits:
-            fitting.append(size)
+            fitting.append(str(size))
     return fitting[:3]
 
 
