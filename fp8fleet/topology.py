@@ -202,10 +202,16 @@ def parse_topology(text: str) -> Topology:
             split.update(re.findall(r"GPU\d+", line) or [last])
         elif not words or not _DEVICE.fullmatch(words[0]):
             continue
-        elif header is None or (len(words) > 1 and _HEAD.fullmatch(words[1])):
+        elif len(words) == 1:
+            raise OperatorError(f"row {words[0]} has no link: the matrix is cut off, save it again")
+        elif _HEAD.fullmatch(words[1]):
             if header is not None:
                 raise OperatorError("holds two matrices: keep one a file")
             header = _columns(line)
+        elif header is None:
+            raise OperatorError(
+                f"row {words[0]} stands before any header: save all of the tool's output"
+            )
         elif words[0] in rows:
             raise OperatorError(f"has two rows {words[0]}: keep one matrix a file")
         else:
@@ -235,7 +241,7 @@ def _columns(line: str) -> list[str]:
 
 def _row(line: str, header: Sequence[str]) -> tuple[tuple[str, ...], TopologyDevice]:
     """The links of a row, and what its affinities say."""
-    name, rest = line.split(maxsplit=1) if len(line.split()) > 1 else (line.strip(), "")
+    name, rest = line.split(maxsplit=1)
     cells: list[str] = []
     end = 0
     for match in _LINK.finditer(rest):
