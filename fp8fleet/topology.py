@@ -98,6 +98,8 @@ class Asked:
     """Devices that exchange most (tensor parallel); ``size`` is a multiple of it."""
     devices: tuple[int, ...] = ()
     """Those that the operator has fixed; empty: to be chosen."""
+    name: str = ""
+    """Of the server, for messages."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
         OperatorError: the devices don't suffice, or a fixed one is split by MIG.
     """
     fixed = {index for ask in asked for index in ask.devices}
-    _check(topology, asked, fixed)
+    _check(topology, asked)
     free = tuple(i for i, d in enumerate(topology.devices) if i not in fixed and not d.mig)
     open_sizes = [ask.size for ask in asked if not ask.devices]
     if sum(open_sizes) > len(free):
@@ -352,20 +354,24 @@ def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
     )
 
 
-def _check(topology: Topology, asked: Iterable[Asked], fixed: set[int]) -> None:
+def _check(topology: Topology, asked: Sequence[Asked]) -> None:
     count = len(topology.devices)
     if count > MAX_DEVICES and not all(ask.devices for ask in asked):
         raise OperatorError(
             f"{count} devices: sets are chosen of at most {MAX_DEVICES}; list the servers' devices"
         )
-    for index in sorted(fixed):
-        if index >= count:
-            raise OperatorError(f"device {index} is not one of the {count} (0-{count - 1})")
-        if topology.devices[index].mig:
-            raise OperatorError(
-                f"device {index} is split by MIG and servers use whole devices: use another, or"
-                f" switch it off (nvidia-smi -i {index} -mig 0) and save the matrix again"
-            )
+    for ask in asked:
+        server = f"{ask.name}: " if ask.name else ""
+        for index in ask.devices:
+            if index >= count:
+                raise OperatorError(
+                    f"{server}device {index} is not one of the {count} (0-{count - 1})"
+                )
+            if topology.devices[index].mig:
+                raise OperatorError(
+                    f"{server}device {index} is split by MIG and servers use whole devices: use"
+                    f" another, or `nvidia-smi -i {index} -mig 0` and save the matrix again"
+                )
 
 
 def _scores(topology: Topology, devices: tuple[int, ...]) -> tuple[int, int, int]:

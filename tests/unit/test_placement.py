@@ -234,7 +234,7 @@ def test_devices_outside_the_declared_number_are_refused(site: Site) -> None:
 
 def test_devices_outside_the_matrix_are_refused(site: Site) -> None:
     message = declare(site, BRIDGED, server(devices=[4])).refusal()
-    assert "host gpu-1: instances: device 4 is not one of the 4 (0-3)" in message
+    assert "host gpu-1: instances: main: device 4 is not one of the 4 (0-3)" in message
 
 
 def test_more_devices_than_there_are_are_refused(site: Site) -> None:
@@ -290,7 +290,7 @@ def test_a_missing_matrix_is_refused_by_its_name(site: Site) -> None:
 
 def test_a_server_on_a_device_that_mig_splits_is_refused(site: Site) -> None:
     message = declare(site, BRIDGED + "MIG enabled: GPU2\n", server(devices=[2])).refusal()
-    assert "device 2 is split by MIG and servers use whole devices" in message
+    assert "instances: main: device 2 is split by MIG and servers use whole devices" in message
 
 
 def test_the_command_refuses_with_exit_code_2_and_one_line(site: Site) -> None:
