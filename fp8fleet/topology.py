@@ -98,6 +98,8 @@ class Asked:
     """Devices that exchange most (tensor parallel); ``size`` is a multiple of it."""
     devices: tuple[int, ...] = ()
     """Those that the operator has fixed; empty: to be chosen."""
+    name: str = ""
+    """Of the server, for messages."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +204,16 @@ def parse_topology(text: str) -> Topology:
             split.update(re.findall(r"GPU\d+", line) or [last])
         elif not words or not _DEVICE.fullmatch(words[0]):
             continue
-        elif header is None or (len(words) > 1 and _HEAD.fullmatch(words[1])):
+        elif len(words) == 1:
+            raise OperatorError(f"row {words[0]} has no link: the matrix is cut off, save it again")
+        elif _HEAD.fullmatch(words[1]):
             if header is not None:
                 raise OperatorError("holds two matrices: keep one a file")
             header = _columns(line)
+        elif header is None:
+            raise OperatorError(
+                f"row {words[0]} stands before any header: save all of the tool's output"
+            )
         elif words[0] in rows:
             raise OperatorError(f"has two rows {words[0]}: keep one matrix a file")
         else:
@@ -235,7 +243,7 @@ def _columns(line: str) -> list[str]:
 
 def _row(line: str, header: Sequence[str]) -> tuple[tuple[str, ...], TopologyDevice]:
     """The links of a row, and what its affinities say."""
-    name, rest = line.split(maxsplit=1) if len(line.split()) > 1 else (line.strip(), "")
+    name, rest = line.split(maxsplit=1)
     cells: list[str] = []
     end = 0
     for match in _LINK.finditer(rest):
@@ -324,7 +332,7 @@ def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
         OperatorError: the devices don't suffice, or a fixed one is split by MIG.
     """
     fixed = {index for ask in asked for index in ask.devices}
-    _check(topology, asked, fixed)
+    _check(topology, asked)
     free = tuple(i for i, d in enumerate(topology.devices) if i not in fixed and not d.mig)
     open_sizes = [ask.size for ask in asked if not ask.devices]
     if sum(open_sizes) > len(free):
@@ -346,20 +354,24 @@ def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
     )
 
 
-def _check(topology: Topology, asked: Iterable[Asked], fixed: set[int]) -> None:
+def _check(topology: Topology, asked: Sequence[Asked]) -> None:
     count = len(topology.devices)
     if count > MAX_DEVICES and not all(ask.devices for ask in asked):
         raise OperatorError(
             f"{count} devices: sets are chosen of at most {MAX_DEVICES}; list the servers' devices"
         )
-    for index in sorted(fixed):
-        if index >= count:
-            raise OperatorError(f"device {index} is not one of the {count} (0-{count - 1})")
-        if topology.devices[index].mig:
-            raise OperatorError(
-                f"device {index} is split by MIG and servers use whole devices: use another, or"
-                f" switch it off (nvidia-smi -i {index} -mig 0) and save the matrix again"
-            )
+    for ask in asked:
+        server = f"{ask.name}: " if ask.name else ""
+        for index in ask.devices:
+            if index >= count:
+                raise OperatorError(
+                    f"{server}device {index} is not one of the {count} (0-{count - 1})"
+                )
+            if topology.devices[index].mig:
+                raise OperatorError(
+                    f"{server}device {index} is split by MIG and servers use whole devices: use"
+                    f" another, or `nvidia-smi -i {index} -mig 0` and save the matrix again"
+                )
 
 
 def _scores(topology: Topology, devices: tuple[int, ...]) -> tuple[int, int, int]:

@@ -92,7 +92,7 @@ def _asked(instance: InstanceSpec) -> Asked:
             f"instances: {instance.name}: option 'pipeline-parallel-size' is {stages!r}: a whole"
             " number from 1 is needed"
         )
-    return Asked(group * stages, group, instance.devices)
+    return Asked(group * stages, group, instance.devices, instance.name)
 
 
 def _binding(
