@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,9 +70,17 @@ def read_lengths(path: Path) -> Lengths:
         OperatorError: it cannot be read, is empty, or a line is something else.
     """
     try:
-        content = read_regular(path)
+        status = path.stat()
+        return _read(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
         raise OperatorError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+# Read once for all hosts.
+@functools.cache
+def _read(path: Path, mtime_ns: int, size: int) -> Lengths:
+    del mtime_ns, size
+    content = read_regular(path)
     requests = list(_requests(path, content))
     if not requests:
         raise OperatorError(

@@ -6,6 +6,7 @@ the measured values; away from it they are what the data sheets' ratios say.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Work:
         return 2 * self.parameters + 4 * pairs
 
 
+# The same for every host that serves the model: the headers of a large one have 100,000 tensors.
+@functools.lru_cache(maxsize=256)
 def work_of(
     checkpoint: StoredCheckpoint, accelerator: Accelerator, active_experts: int | None
 ) -> Work | None:
