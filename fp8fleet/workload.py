@@ -125,14 +125,14 @@ def lay_out(
 
 
 def _best(layouts: list[Layout]) -> Layout:
-    """The smallest that does all that is asked, else the smallest that does most of it."""
+    """The smallest that holds all streams and meets the goal; of these, holding comes first."""
     return max(layouts, key=lambda one: (one.chosen.holds, one.chosen.meets, -one.tensor_parallel))
 
 
 def _told(best: Layout, smallest: Layout, devices: int) -> Layout:
     if best is smallest:
         why = "the smallest that fits: more servers buy throughput, tensor parallelism only latency"
-    elif not smallest.chosen.holds:
+    elif best.chosen.holds and not smallest.chosen.holds:
         why = f"{smallest.tensor_parallel} would fit, but not hold all streams at once"
     else:
         why = f"{smallest.tensor_parallel} would fit, but miss the latency goal"
@@ -187,11 +187,10 @@ class _Draft:
             self.choices.append(Choice(option, self.server.fixed[option], FIXED))
         return option in self.server.fixed
 
-    def capacity(self, **options: Any) -> Capacity | None:
-        """What the memory holds with what is chosen so far and ``options``."""
+    def capacity(self) -> Capacity | None:
+        """What the memory holds with what is chosen so far."""
         asked = {SEQUENCES: _up(self.streams, _SEQUENCES_STEP), **self.options}
-        asked |= {name.replace("_", "-"): value for name, value in options.items()}
-        return self.server.capacity(asked | dict(self.server.fixed))
+        return self.server.capacity({**asked, **self.server.fixed})
 
 
 def _up(number: int, step: int) -> int:

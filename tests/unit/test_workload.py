@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-import llama
+import eight_b
 import pytest
 from fleets import refusal
 
@@ -33,8 +33,14 @@ SWEEP_OF_16 = {8192: 145.3, 4096: 97.4, 2048: 57.7}
 
 DOCUMENTS = stated_lengths((8000, 8000, 8000), (228, 256, 256))
 CHAT = stated_lengths((300, 900, 2000), (200, 400, 1000))
-EIGHT_B = llama.checkpoint()
-SEVENTY_B = llama.checkpoint(layers=80, hidden=8192)
+EIGHT_B = eight_b.checkpoint("ct-block")
+SEVENTY = {
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+}
+SEVENTY_B = eight_b.checkpoint("ct-block", **SEVENTY)
 
 
 def between(points: Mapping[int, float], budget: int) -> float:
@@ -179,7 +185,7 @@ def test_a_slower_accelerator_gets_a_smaller_budget_for_the_same_goal() -> None:
 
 
 def test_without_a_known_speed_the_goal_sets_nothing_and_that_is_told() -> None:
-    result = chosen(streams=4, goal=100, on=server(llama.checkpoint(fp8=False), "v100-32g"))
+    result = chosen(streams=4, goal=100, on=server(eight_b.checkpoint(), "v100-32g"))
     assert value(result, "max-num-batched-tokens") == 2048
     assert any("sets nothing" in warning for warning in result.warnings)
 
@@ -198,12 +204,12 @@ def test_the_context_is_the_longest_request_rounded_up() -> None:
 
 
 def test_the_context_is_not_rounded_up_beyond_the_models() -> None:
-    small = server(llama.checkpoint(max_position_embeddings=8300))
+    small = server(eight_b.checkpoint("ct-block", max_position_embeddings=8300))
     assert value(chosen(on=small), "max-model-len") == 8300
 
 
 def test_a_workload_longer_than_the_models_context_is_refused() -> None:
-    small = server(llama.checkpoint(max_position_embeddings=8192))
+    small = server(eight_b.checkpoint("ct-block", max_position_embeddings=8192))
     message = refusal(lambda: chosen(on=small))
     assert "8256 tokens" in message
     assert "the model's context is 8192" in message
