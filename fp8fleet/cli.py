@@ -223,7 +223,7 @@ def _print_host(console: Console, host: HostPlan) -> None:
         rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {options}"))
         rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in instance.choices]
         rows.append(("  sampling", str(instance.sampling)))
-        rows += [("  KV cache", text) for text in _capacity_lines(instance)]
+        rows += _capacity_rows(instance)
         rows += [("  note", note) for note in instance.notes]
     if host.proxy:
         upstreams = " ".join(host.proxy.upstreams)
@@ -240,7 +240,7 @@ def _print_host(console: Console, host: HostPlan) -> None:
         console.print(f"  {label:<18} {text}", markup=False)
 
 
-def _capacity_lines(instance: InstancePlan) -> list[str]:
+def _capacity_rows(instance: InstancePlan) -> list[tuple[str, str]]:
     """What a server's KV cache holds, and the sum that says so."""
     capacity = instance.capacity
     if capacity is None:
@@ -250,16 +250,20 @@ def _capacity_lines(instance: InstancePlan) -> list[str]:
     else:
         error = f"{100 * (capacity.error or 0):+.2f} %"
         tokens = f"{capacity.measured_kv_tokens:,} tokens (measured; the estimate is {error} off)"
-    holds = f"; the largest that fits is {capacity.largest_context:,}"
     if capacity.context:
-        holds = f", {capacity.sequences:,.1f} sequences of {capacity.context:,}{holds}"
-    terms = (f"{_binary(part.bytes)} {part.name} ({part.how})" for part in capacity.parts)
-    return [tokens + holds, f"{_binary(capacity.kv_bytes)[1:]} a device = {' '.join(terms)}"]
+        tokens += f", {capacity.sequences:,.1f} sequences of {capacity.context:,}"
+    largest = f"the largest context is {capacity.largest_context:,}"
+    terms = " - ".join(f"{_binary(p.bytes)} {p.name} ({p.how})" for p in capacity.parts)
+    return [
+        ("  KV cache", f"{tokens}; {largest}"),
+        ("  a device", f"{_binary(capacity.kv_bytes)} = {terms}"),
+    ]
 
 
 def _binary(size: int) -> str:
-    """Bytes with their sign, in GiB or MiB: ``-240 MiB``."""
-    return f"{size / 2**30:+.2f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:+.0f} MiB"
+    """Bytes without their sign, in GiB or MiB: ``240 MiB``."""
+    size = abs(size)
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def _render(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -466,10 +467,14 @@ def test_the_plan_shows_the_sum(served: Site) -> None:
     path = served.inventory()
     ran = fp8fleet("plan", path, cwd=served.root)
     assert ran.code == 0, ran.err
-    lines = [line.strip() for line in ran.out.splitlines() if line.startswith("    KV cache")]
-    assert len(lines) == 2
-    assert "about 962,768 tokens (estimate), 7.3 sequences of 131,072" in lines[0]
-    assert "= +128.62 GiB 0.92 of 139.80 GiB (catalogue) -8.46 GiB weights (headers)" in lines[1]
+    rows = dict(re.findall(r"^    (KV cache|a device) +(.*)$", ran.out, flags=re.M))
+    assert rows == {
+        "KV cache": "about 962,768 tokens (estimate), 7.3 sequences of 131,072;"
+        " the largest context is 131,072",
+        "a device": "117.53 GiB = 128.62 GiB 0.92 of 139.80 GiB (catalogue)"
+        " - 8.46 GiB weights (headers) - 240 MiB CUDA context (estimate)"
+        " - 1.90 GiB activations (estimate) - 512 MiB CUDA graphs (estimate)",
+    }
     (server,) = json.loads(fp8fleet("plan", path, "--json", cwd=served.root).out)["hosts"]["gpu-1"][
         "instances"
     ]
