@@ -16,6 +16,7 @@ from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.planner.environments import engine_environment
+from fp8fleet.planner.placement import declared_devices, placements
 from fp8fleet.planner.servers import instance_plan
 from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec
@@ -47,8 +48,10 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         model_id = spec.served_model_name or manifest.name
         engine = engine_environment(spec, release, lock)
         address = _listen_address(fleet, host)
+        topology = declared_devices(spec, root)
         instances = tuple(
-            instance_plan(spec, release, instance, address, model_id) for instance in spec.instances
+            instance_plan(spec, release, instance, placement, address, model_id)
+            for instance, placement in zip(spec.instances, placements(spec, topology), strict=True)
         )
         return Serving(
             release,
@@ -60,6 +63,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
             model_id,
             engine,
             instances,
+            topology,
             target,
             notes,
         )
