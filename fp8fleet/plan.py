@@ -12,6 +12,7 @@ from fp8fleet.capacity import Part
 from fp8fleet.catalog_check import Target
 from fp8fleet.measured import Combination
 from fp8fleet.secrets import SecretRef
+from fp8fleet.topology import Topology
 
 CONFIG_DIRECTORY = "/etc/fp8fleet"
 
@@ -251,6 +252,16 @@ class CapacityPlan:
 
 
 @dataclass(frozen=True)
+class Binding:
+    """The CPUs and the memory that a server is bound to."""
+
+    cpus: str
+    """Such as ``0-51,104-155``."""
+    numa_node: int | None
+    """Whose memory is taken first; None: that beside the CPU that asks for it."""
+
+
+@dataclass(frozen=True)
 class InstancePlan:
     """One vLLM server as a systemd unit."""
 
@@ -259,6 +270,8 @@ class InstancePlan:
     address: str
     port: int
     devices: tuple[int, ...]
+    binding: Binding | None
+    """None: it may run on every CPU."""
     model_id: str
     options: dict[str, Any]
     options_file: str
@@ -419,6 +432,8 @@ class Requirements:
     """What the catalogue's gates go by; the driver is the host's to tell."""
     release: str | None
     devices: tuple[Devices, ...]
+    topology: Topology | None
+    """The host's devices and their links as the inventory declares them."""
     ports: tuple[PlannedPort, ...]
     spaces: tuple[Space, ...]
     directories: tuple[str, ...]

@@ -24,12 +24,18 @@ from fp8fleet.planner.files import (
     planned_file,
     secret_file,
 )
+from fp8fleet.planner.placement import Placement
 from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec, InstanceSpec
 
 
 def instance_plan(
-    spec: HostSpec, release: Release, instance: InstanceSpec, address: str, model_id: str
+    spec: HostSpec,
+    release: Release,
+    instance: InstanceSpec,
+    placement: Placement,
+    address: str,
+    model_id: str,
 ) -> InstancePlan:
     """One server of a host."""
     base = f"{CONFIG_DIRECTORY}/instances/{instance.name}"
@@ -40,7 +46,7 @@ def instance_plan(
         "served-model-name": model_id,
         "tensor-parallel-size": instance.tensor_parallel_size,
     }
-    notes = []
+    notes = [*placement.notes]
     if release.shutdown_timeout:
         options["shutdown-timeout"] = spec.drain_timeout
     else:
@@ -54,7 +60,8 @@ def instance_plan(
         unit=unit,
         address=address,
         port=instance.port,
-        devices=instance.devices,
+        devices=placement.devices,
+        binding=placement.binding,
         model_id=model_id,
         options=options,
         options_file=f"{base}.yaml",

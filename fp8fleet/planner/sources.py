@@ -18,6 +18,7 @@ from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.measured import MEASURED, read_measured
 from fp8fleet.planner.capacity import with_capacity
 from fp8fleet.planner.environments import engine_environment
+from fp8fleet.planner.placement import declared_devices, placements
 from fp8fleet.planner.servers import instance_plan
 from fp8fleet.planner.serving import Serving
 from fp8fleet.quantized import CONFIG
@@ -54,7 +55,11 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         headers = _headers(root / spec.model_manifest)
         checkpoint = _checkpoint(root / spec.model_manifest)
         measured = read_measured((root / spec.model_manifest).with_name(MEASURED))
-        planned = (instance_plan(spec, release, i, address, model_id) for i in spec.instances)
+        topology = declared_devices(spec, root)
+        planned = (
+            instance_plan(spec, release, instance, placement, address, model_id)
+            for instance, placement in zip(spec.instances, placements(spec, topology), strict=True)
+        )
         instances = tuple(
             with_capacity(spec, instance, manifest, checkpoint, measured) for instance in planned
         )
@@ -68,6 +73,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
             model_id,
             engine,
             instances,
+            topology,
             target,
             notes,
         )
