@@ -199,7 +199,7 @@ def _does_not_fit(
         f"{part.name} {-part.bytes / _GIB:.1f}" for part in capacity.parts if part.bytes < 0
     )
     lent = next(part for part in capacity.parts if part.bytes >= 0)
-    needed = capacity.layout.sequence_bytes(context) / _GIB
+    needed = capacity.layout.admitted_bytes(context) / _GIB
     left = f"leaves {capacity.kv_bytes / _GIB:.1f}" if capacity.kv_bytes > 0 else "leaves nothing"
     remedies = []
     if capacity.largest_context():
