@@ -284,7 +284,9 @@ class InstancePlan:
     """Files whose change asks for a restart."""
     notes: tuple[str, ...]
     capacity: CapacityPlan | None = None
-    """None: not known; a note says why."""
+    """None: not known."""
+    capacity_unknown: str | None = None
+    """Why; None too where nothing can be known, as of a CPU."""
 
     @property
     def upstream(self) -> str:

@@ -40,7 +40,7 @@ def with_capacity(
     checkpoint: StoredCheckpoint | None,
     measured: Iterable[Measurement],
 ) -> InstancePlan:
-    """A server with what its KV cache holds, or with a note why that is not known.
+    """A server with what its KV cache holds, or with the reason why that is not known.
 
     Raises:
         OperatorError: the model cannot be divided among that many devices, or does not fit.
@@ -236,7 +236,7 @@ def _unknown(spec: HostSpec, instance: InstancePlan, why: str) -> InstancePlan:
     """Nothing is claimed of a CPU host without one word."""
     if spec.vendor == "cpu":
         return instance
-    return replace(instance, notes=(*instance.notes, f"KV cache: unknown, {why}"))
+    return replace(instance, capacity_unknown=why)
 
 
 def _combination(

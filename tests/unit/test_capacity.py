@@ -447,9 +447,10 @@ def test_an_automatic_context_is_the_largest_that_fits(served: Site, length: Any
 def test_without_stored_headers_the_plan_works_and_says_that_it_does_not_know(site: Site) -> None:
     (server,) = site.host_plan().instances
     assert server.capacity is None
-    assert server.notes == (
-        "KV cache: unknown, models/ has no config.json and headers.json of the model",
-    )
+    why = "models/ has no config.json and headers.json of the model"
+    assert server.capacity_unknown == why
+    ran = fp8fleet("plan", site.inventory(), cwd=site.root)
+    assert f"KV cache         unknown: {why}\n" in ran.out
 
 
 @pytest.mark.parametrize("option", ["cpu-offload-gb", "speculative-config", "enable-lora"])
@@ -460,7 +461,7 @@ def test_nothing_is_claimed_where_an_option_uses_memory_otherwise(
     instance(served, **changed)
     (server,) = served.host_plan().instances
     assert server.capacity is None
-    assert server.notes == (f"KV cache: unknown, {option} uses memory in other ways",)
+    assert server.capacity_unknown == f"{option} uses memory in other ways"
 
 
 def test_nothing_is_claimed_of_a_cpu_but_a_cache_of_a_set_size(site: Site) -> None:
@@ -468,7 +469,7 @@ def test_nothing_is_claimed_of_a_cpu_but_a_cache_of_a_set_size(site: Site) -> No
     site.serving |= {"accelerator": "cpu"}
     instance(site, 0)
     (server,) = site.host_plan().instances
-    assert (server.capacity, server.notes) == (None, ())
+    assert (server.capacity, server.capacity_unknown) == (None, None)
     instance(site, 0, kv_cache_memory_bytes=20 * GIB)
     assert planned(site).kv_tokens == 163_840
 
