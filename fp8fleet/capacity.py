@@ -93,9 +93,14 @@ class Capacity:
         return self.sequences(self.context or BLOCK) >= 1
 
     def sequences(self, context: int) -> float:
-        """Sequences of ``context`` tokens that the cache holds at once."""
-        asked = self.layout.sequence_bytes(context)
-        return self._cache_bytes / asked if asked else 0.0
+        """Sequences of ``context`` tokens that the cache holds at once.
+
+        One of them is being admitted; below 1 not even that one fits.
+        """
+        asked, cache = self.layout.admitted_bytes(context), self._cache_bytes
+        if not asked or cache < asked:
+            return cache / asked if asked else 0.0
+        return 1 + (cache - asked) / self.layout.held_bytes(context)
 
     def largest_context(self) -> int:
         """Tokens of the longest sequence that the cache holds and the model takes; 0: none."""
@@ -104,7 +109,7 @@ class Capacity:
         low, high = 0, -(-(self.longest or self.tokens) // BLOCK)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.layout.sequence_bytes(middle * BLOCK) <= self._cache_bytes:
+            if self.layout.admitted_bytes(middle * BLOCK) <= self._cache_bytes:
                 low = middle
             else:
                 high = middle - 1
@@ -163,7 +168,7 @@ def _tokens(layout: CacheLayout, kv_bytes: int, context: int) -> int:
         return 0
     if layout.uniform:
         return kv_bytes // (layout.bytes_per_token * BLOCK) * BLOCK
-    return kv_bytes * context // layout.sequence_bytes(context)
+    return kv_bytes * context // layout.admitted_bytes(context)
 
 
 def _parts(checkpoint: StoredCheckpoint, settings: Settings) -> tuple[Part, ...] | None:

@@ -244,7 +244,8 @@ def _capacity_rows(instance: InstancePlan) -> list[tuple[str, str]]:
     """What a server's KV cache holds, and the sum that says so."""
     capacity = instance.capacity
     if capacity is None:
-        return []
+        why = instance.capacity_unknown
+        return [("  KV cache", f"unknown: {why}")] if why else []
     if capacity.measured_kv_tokens is None:
         tokens = f"about {capacity.kv_tokens:,} tokens (estimate)"
     else:

@@ -29,7 +29,7 @@ class CacheLayout:
 
     layers: tuple[CacheLayers, ...]
     in_flight: int
-    """Tokens that one step may add to a sequence: max_num_batched_tokens."""
+    """Tokens that steps under way may add to a sequence."""
     unknown: tuple[str, ...]
     """Layers with a state of a size that is not known here."""
 
@@ -43,18 +43,25 @@ class CacheLayout:
         """While nothing has left a window."""
         return sum(layers.bytes_per_token for layers in self.layers)
 
-    def sequence_bytes(self, context: int) -> int:
-        """Bytes of a sequence of ``context`` tokens, in whole blocks.
+    def admitted_bytes(self, context: int) -> int:
+        """Bytes that a sequence of ``context`` tokens asks for while its prompt is read.
 
-        A window's layers are counted as vLLM admits a sequence: the window and the tokens of one
-        step, and a block more since a window may begin within one (SlidingWindowSpec in
-        vllm/v1/kv_cache_interface.py).
+        So vLLM admits a sequence, and sizes its log's tokens: of layers with a window it counts the
+        window and the tokens in flight (SlidingWindowSpec in vllm/v1/kv_cache_interface.py).
         """
+        return self._bytes(context, self.in_flight)
+
+    def held_bytes(self, context: int) -> int:
+        """Bytes of a sequence of ``context`` tokens that goes on a token a step."""
+        return self._bytes(context, 1)
+
+    def _bytes(self, context: int, in_flight: int) -> int:
+        """In whole blocks; a block more for a window, since it may begin within one."""
         total = 0
         for layers in self.layers:
             tokens, more = context, 0
             if layers.window is not None:
-                tokens, more = min(context, layers.window - 1 + self.in_flight), 1
+                tokens, more = min(context, layers.window - 1 + in_flight), 1
             total += (-(-tokens // BLOCK) + more) * BLOCK * layers.bytes_per_token
         return total
 
@@ -62,7 +69,7 @@ class CacheLayout:
 def cache_layout(
     architecture: Architecture,
     kv_cache_dtype: str,
-    in_flight: int,
+    max_num_batched_tokens: int,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
 ) -> CacheLayout | None:
@@ -75,7 +82,8 @@ def cache_layout(
     Args:
         architecture: config.json's.
         kv_cache_dtype: vLLM's option; ``auto`` is the model's dtype.
-        in_flight: max_num_batched_tokens.
+        max_num_batched_tokens: vLLM's option; one more step than the pipeline has ranks is under
+            way (max_in_flight_tokens in vllm/config/vllm.py, 0.32, with asynchronous scheduling).
         tensor_parallel: GPUs among which heads are divided, or repeated where they are fewer.
         pipeline_parallel: ranks among which layers are divided; the one with the most counts.
 
@@ -105,6 +113,7 @@ def cache_layout(
         for window, size in kept.items()
         if size
     )
+    in_flight = (pipeline_parallel + 1) * max_num_batched_tokens
     return CacheLayout(layers, in_flight, tuple(unknown))
 
 

@@ -289,7 +289,9 @@ class InstancePlan:
     """What the workload chose, and why; empty: the inventory has no workload."""
     sampling: Sampling
     capacity: CapacityPlan | None = None
-    """None: not known; a note says why."""
+    """None: not known."""
+    capacity_unknown: str | None = None
+    """Why; None too where nothing can be known, as of a CPU."""
 
     @property
     def upstream(self) -> str:

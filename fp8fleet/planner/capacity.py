@@ -40,7 +40,7 @@ def with_capacity(
     checkpoint: StoredCheckpoint | None,
     measured: Iterable[Measurement],
 ) -> InstancePlan:
-    """A server with what its KV cache holds, or with a note why that is not known.
+    """A server with what its KV cache holds, or with the reason why that is not known.
 
     Raises:
         OperatorError: the model cannot be divided among that many devices, or does not fit.
@@ -214,7 +214,7 @@ def _does_not_fit(
         f"{part.name} {-part.bytes / _GIB:.1f}" for part in capacity.parts if part.bytes < 0
     )
     lent = next(part for part in capacity.parts if part.bytes >= 0)
-    needed = capacity.layout.sequence_bytes(context) / _GIB
+    needed = capacity.layout.admitted_bytes(context) / _GIB
     left = f"leaves {capacity.kv_bytes / _GIB:.1f}" if capacity.kv_bytes > 0 else "leaves nothing"
     remedies = []
     if capacity.largest_context():
@@ -251,7 +251,7 @@ def _unknown(spec: HostSpec, instance: InstancePlan, why: str) -> InstancePlan:
     """Nothing is claimed of a CPU host without one word."""
     if spec.vendor == "cpu":
         return instance
-    return replace(instance, notes=(*instance.notes, f"KV cache: unknown, {why}"))
+    return replace(instance, capacity_unknown=why)
 
 
 def _combination(

@@ -308,13 +308,14 @@ GEMMA: dict[str, Any] = {
 }
 
 
-def test_layers_with_a_window_keep_it_and_one_step() -> None:
+def test_layers_with_a_window_ask_for_it_and_for_what_is_in_flight() -> None:
     layout = layout_of(GEMMA)
     by_window = {layers.window: layers.bytes_per_token for layers in layout.layers}
     assert by_window == {1024: 50 * 2 * 16 * 256 * 2, None: 10 * 2 * 4 * 512 * 2}
     full = 100_000 * by_window[None]
-    kept = layout.sequence_bytes(100_000) - full
-    assert kept == (1023 + 8192 + 1 + 16) * by_window[1024]
+    # in whole blocks of 16, and one more
+    assert layout.admitted_bytes(100_000) - full == (1024 + 2 * 8192 + 16) * by_window[1024]
+    assert layout.held_bytes(100_000) - full == (1024 + 16) * by_window[1024]
     assert not layout.uniform
 
 
@@ -322,7 +323,16 @@ def test_below_the_window_every_layer_keeps_every_token() -> None:
     layout = layout_of(GEMMA)
     sliding = next(layers for layers in layout.layers if layers.window)
     more = 16 * sliding.bytes_per_token
-    assert layout.sequence_bytes(512) == 512 * layout.bytes_per_token + more
+    assert layout.held_bytes(512) == 512 * layout.bytes_per_token + more
+
+
+def test_a_sequence_is_admitted_beside_those_that_go_on() -> None:
+    capacity = known(eight_b.of({**eight_b.CONFIG, "sliding_window": 1024}, eight_b.tensors()))
+    layout, context = capacity.layout, 65536
+    rest = capacity.kv_bytes - layout.admitted_bytes(context)
+    assert capacity.sequences(context) == 1 + rest / layout.held_bytes(context)
+    # vLLM's log counts every sequence as one that is being admitted
+    assert capacity.kv_tokens < capacity.sequences(131072) * 131072
 
 
 def test_latent_attention_keeps_its_numbers_once_on_every_gpu() -> None:
@@ -437,9 +447,10 @@ def test_an_automatic_context_is_the_largest_that_fits(served: Site, length: Any
 def test_without_stored_headers_the_plan_works_and_says_that_it_does_not_know(site: Site) -> None:
     (server,) = site.host_plan().instances
     assert server.capacity is None
-    assert server.notes == (
-        "KV cache: unknown, models/ has no config.json and headers.json of the model",
-    )
+    why = "models/ has no config.json and headers.json of the model"
+    assert server.capacity_unknown == why
+    ran = fp8fleet("plan", site.inventory(), cwd=site.root)
+    assert f"KV cache         unknown: {why}\n" in ran.out
 
 
 @pytest.mark.parametrize("option", ["cpu-offload-gb", "speculative-config", "enable-lora"])
@@ -450,7 +461,7 @@ def test_nothing_is_claimed_where_an_option_uses_memory_otherwise(
     instance(served, **changed)
     (server,) = served.host_plan().instances
     assert server.capacity is None
-    assert server.notes == (f"KV cache: unknown, {option} uses memory in other ways",)
+    assert server.capacity_unknown == f"{option} uses memory in other ways"
 
 
 def test_nothing_is_claimed_of_a_cpu_but_a_cache_of_a_set_size(site: Site) -> None:
@@ -458,7 +469,7 @@ def test_nothing_is_claimed_of_a_cpu_but_a_cache_of_a_set_size(site: Site) -> No
     site.serving |= {"accelerator": "cpu"}
     instance(site, 0)
     (server,) = site.host_plan().instances
-    assert (server.capacity, server.notes) == (None, ())
+    assert (server.capacity, server.capacity_unknown) == (None, None)
     instance(site, 0, kv_cache_memory_bytes=20 * GIB)
     assert planned(site).kv_tokens == 163_840
 

@@ -621,8 +621,9 @@ def test_a_release_that_cannot_drain_gets_no_such_option_and_the_plan_says_so(si
     site.serving["engine_release"] = "0.6.3"
     host = site.host_plan()
     assert "shutdown-timeout" not in options_of(host)
-    said = "vLLM 0.6.3 has no --shutdown-timeout: requests that run when it stops are aborted"
-    assert host.instances[0].notes[0] == said
+    assert host.instances[0].notes == (
+        "vLLM 0.6.3 has no --shutdown-timeout: requests that run when it stops are aborted",
+    )
 
 
 def test_a_release_that_can_drain_has_no_note(prod: FleetPlan) -> None:
