@@ -46,6 +46,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         manifest = load_manifest(path)
         target = _target_of(spec, manifest)
         topology = declared_devices(spec, root)
+        headers = _headers(path)
         checkpoint = _checkpoint(path)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
@@ -60,7 +61,6 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         model_id = spec.served_model_name or manifest.name
         engine = engine_environment(spec, release, lock)
         address = _listen_address(fleet, host)
-        headers = _headers(path)
         measured = read_measured(path.with_name(MEASURED))
         places = placements(decision.spec, topology)
         planned = (

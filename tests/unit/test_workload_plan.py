@@ -417,3 +417,10 @@ def test_an_override_that_is_no_table_is_refused(site: Site, value: str) -> None
     options = {"override-generation-config": value}
     site.serving["instances"] = [{**INSTANCE, "options": options}]
     assert "override-generation-config" in site.refusal()
+
+
+@pytest.mark.parametrize("name", ["headers.json", "config.json"])
+def test_a_stored_file_that_is_broken_is_refused_with_its_name(site: Site, name: str) -> None:
+    site.file(f"models/tiny/{name}", "{")
+    site.serving["workload"] = "chat"
+    assert name in site.refusal()
