@@ -484,7 +484,7 @@ def test_rules_of_a_zone_that_is_not_in_use_now_stay() -> None:
     assert both(state, KYLIN) == ([], [])
 
 
-HTTP = {"alt": ("8080/tcp",)}
+HTTP: dict[str, tuple[str, ...]] = {"alt": ("8080/tcp",)}
 
 
 @pytest.mark.parametrize(
