@@ -196,6 +196,11 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
         str(host.data.get("ssh_hostname") or host.name),
         host.data.get("ssh_port") or 22,
     )
+    for user, port in spec.ports:
+        if port == fleet_host.ssh_port:
+            raise OperatorError(
+                f"{path}: host {host.name}: {user}: port {port} is SSH's (ssh_port): choose another"
+            )
     missing = spec.required_to_serve()
     if missing and not fleet_host.is_gateway:
         raise OperatorError(

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from fp8fleet import catalog
+from fp8fleet.addresses import parse_network, short
 from fp8fleet.lengths import MAX_TOKENS, Count
 from fp8fleet.manifest import check_source
 from fp8fleet.secrets import SecretRef
@@ -98,22 +99,48 @@ def _driver_source(value: str) -> str:
 
 
 def _address(value: str) -> str:
+    """An address at which other hosts reach this one."""
     try:
-        return str(ipaddress.ip_address(value))
-    except ValueError:
+        network = parse_network(str(ipaddress.ip_address(value)))
+    except ValueError as error:
+        why = "" if "%" not in value else f"{error}: "
         raise ValueError(
-            "an IP address is needed (a name may resolve to the SSH network)"
+            f"{why}an IP address is needed (a name may resolve to the SSH network)"
         ) from None
+    address = network.network_address
+    nobody = _nobody(address)
+    if address.is_loopback:
+        nobody = "is a host's own: no other host reaches it"
+    elif address.version == 6 and address.is_link_local:
+        nobody = "is link-local: it says nothing without an interface"
+    if nobody:
+        raise ValueError(f"{address} {nobody}; name the address of one of its interfaces")
+    return str(address)
 
 
 def _network(value: str) -> str:
     """A network, or a single address without its length."""
     try:
-        network = ipaddress.ip_network(value)
+        network = parse_network(value)
     except ValueError as error:
         raise ValueError(f"{error}: a network such as 10.0.0.0/8 or an address is needed") from None
-    single = network.prefixlen == network.max_prefixlen
-    return str(network.network_address if single else network)
+    if network.prefixlen == 0:
+        raise ValueError(f"{value} is everybody: leave client_networks empty, then everybody may")
+    nobody = _nobody(network.network_address)
+    if nobody and (network.is_multicast or network.num_addresses == 1):
+        raise ValueError(f"{value} {nobody}: nobody connects from there")
+    return short(network)
+
+
+def _nobody(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+    """Why no host has this address; None: one may."""
+    if address.is_unspecified:
+        return "is no host's address"
+    if address.is_multicast:
+        return "is a multicast address"
+    if address == ipaddress.IPv4Address("255.255.255.255"):
+        return "is the broadcast address"
+    return None
 
 
 def _no_root(value: str) -> str:
@@ -774,16 +801,21 @@ class HostSpec(Spec):
                 " of that architecture"
             )
 
-    def _check_ports(self) -> None:
-        users: dict[int, str] = {}
+    @property
+    def ports(self) -> list[tuple[str, int]]:
+        """The TCP ports that the host shall listen on: for what, and the number."""
         ports = [(f"instance {i.name}", i.port) for i in self.instances]
         if self.storage_address and self.peer_transfer:
             ports.append(("peer_port", self.peer_port))
-        ports += [
+        return [
+            *ports,
             ("nginx_listen", self.nginx_listen),
             ("nginx_status_port", self.nginx_status_port),
         ]
-        for user, port in ports:
+
+    def _check_ports(self) -> None:
+        users: dict[int, str] = {}
+        for user, port in self.ports:
             if port in users:
                 raise ValueError(f"port {port} is used twice: by {users[port]} and by {user}")
             users[port] = user

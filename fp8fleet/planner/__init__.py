@@ -52,7 +52,7 @@ def make_plan(fleet: Fleet, root: Path = Path()) -> FleetPlan:
         OperatorError: a named file is missing or broken, or two settings contradict each other.
     """
     serving = {h.name: serving_of(fleet, h, root) for h in fleet.hosts if not h.is_gateway}
-    check_addresses(fleet, serving)
+    check_addresses(fleet)
     plans = {}
     for host in fleet.hosts:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,19 +183,28 @@ def _check_release(spec: HostSpec, target: Target) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def check_addresses(fleet: Fleet, serving: dict[str, Serving]) -> None:
-    """One upstream twice would send a server twice its share."""
-    if not any(host.is_gateway for host in fleet.hosts):
-        return
+def check_addresses(fleet: Fleet) -> None:
+    """Refuse an address of two hosts.
+
+    One upstream twice would send a server twice its share; one gateway's address twice would let
+    in both, or neither.
+    """
+    if any(host.is_gateway for host in fleet.hosts):
+        _check_unique(fleet.path, "service_address", fleet.hosts)
+    sharing = [host for host in fleet.hosts if host.spec.peer_transfer and not host.is_gateway]
+    _check_unique(fleet.path, "storage_address", sharing)
+
+
+def _check_unique(path: str, key: str, hosts: Iterable[FleetHost]) -> None:
     holders: dict[str, str] = {}
-    for name, own in serving.items():
-        for instance in own.instances:
-            other = holders.setdefault(instance.upstream, name)
-            if other != name:
-                raise OperatorError(
-                    f"{fleet.path}: host {name}: {instance.upstream} is also an address of host"
-                    f" {other}: give each host its own service_address"
-                )
+    for host in hosts:
+        address = getattr(host.spec, key)
+        other = holders.setdefault(address, host.name) if address else host.name
+        if other != host.name:
+            raise OperatorError(
+                f"{path}: host {host.name}: {key}: {address} is also that of host {other}: give"
+                " each host its own"
+            )
 
 
 def _listen_address(fleet: Fleet, host: FleetHost) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from fp8fleet.firewalls import Firewall
 from fp8fleet.preflight.findings import (
     Case,
     Check,
@@ -33,48 +34,66 @@ def _ports(case: Case) -> Iterator[Finding]:
 
 def _firewall(case: Case) -> Iterator[Finding]:
     active, planned = case.facts.security.firewall, case.firewall.tool
-    if planned != "unmanaged" and active is not None and active != planned:
+    if planned != "unmanaged" and active is not None and active.name != planned:
         yield Finding(
             "firewall-other",
-            f"{active} is active",
+            f"{active.name} is active",
             f"firewall = {planned!r}, one firewall at a time",
-            f"set firewall = {active!r} (or 'unmanaged'), or switch {active} off",
+            f"set firewall = {active.name!r} (or 'unmanaged'), or switch {active.name} off",
         )
         return
     if planned == "unmanaged":
-        yield from _closed(case)
-    elif active is None:
-        yield from _cuts(case)
-    yield from _open(case)
+        yield from _closed(case, active)
+    else:
+        yield from _no_ipv6(case)
+        if active is None:
+            yield from _cuts(case)
+    yield from _open(case, active)
 
 
-def _closed(case: Case) -> Iterator[Finding]:
-    security = case.facts.security
-    if security.firewall is None or security.lets_all_in:
+def _planned_firewall(case: Case) -> Firewall | None:
+    """The host's one of those that the plan names, on or off; None: it is not installed."""
+    firewalls = case.facts.security.firewalls
+    return next((one for one in firewalls if one.name == case.firewall.tool), None)
+
+
+def _closed(case: Case, active: Firewall | None) -> Iterator[Finding]:
+    if active is None or active.lets_all_in:
         return
-    let_in = {port.removesuffix("/tcp") for port in security.open_ports}
     for port in sorted({rule.port for rule in case.firewall.rules}):
-        if str(port) not in let_in:
+        if not active.lets_in(port):
             who = "for gateways or other hosts" if port in case.firewall.guarded else "for clients"
             yield Finding(
                 "firewall-closed",
-                f"{security.firewall} is active, port {port} is not open",
+                f"{active.name} is active, port {port} is not open",
                 f"port {port} open {who}",
                 "open it to their addresses only, or let fp8fleet do it (firewall)",
             )
 
 
+def _no_ipv6(case: Case) -> Iterator[Finding]:
+    firewall = _planned_firewall(case)
+    sources = {rule.source for rule in case.firewall.rules if rule.source and ":" in rule.source}
+    if sources and firewall and not firewall.ipv6:
+        yield Finding(
+            "firewall-ipv6",
+            f"{firewall.name} takes no rules for IPv6 (IPV6=no in /etc/default/ufw)",
+            f"rules for {some(sorted(sources))}",
+            "IPV6=yes there, or name IPv4 addresses in the inventory",
+        )
+
+
 def _cuts(case: Case) -> Iterator[Finding]:
     """Other services that would be shut out when the firewall is switched on."""
-    let_in = {port.removesuffix("/tcp") for port in case.facts.security.open_ports}
+    firewall = _planned_firewall(case)
     planned = {port.port for port in case.needs.ports} | {r.port for r in case.firewall.rules}
     units = {port.unit for port in case.needs.ports}
+    ssh = {case.firewall.ssh_port, *case.facts.security.ssh_ports}
     cut = {
         listener.port: listener.program
         for listener in case.facts.listeners
-        if listener.port not in planned
-        and str(listener.port) not in let_in
-        and listener.port != case.firewall.ssh_port
+        if listener.port not in planned | ssh
+        and not (firewall and firewall.lets_in(listener.port))
         and not listener.program.startswith("sshd")
         and not is_ours(listener.unit)
         and listener.unit not in units
@@ -93,28 +112,38 @@ def _cuts(case: Case) -> Iterator[Finding]:
         )
 
 
-def _open(case: Case) -> Iterator[Finding]:
+def _open(case: Case, active: Firewall | None) -> Iterator[Finding]:
     """Rules of others, or none at all, that make ours say less than the plan does."""
-    security = case.facts.security
-    guarded = case.firewall.guarded
-    if security.firewall is None:
-        if guarded and case.firewall.tool == "unmanaged":
-            yield Finding(
-                "firewall-open",
-                f"no ufw or firewalld is active; ports {numbers(guarded)} are open to all",
-                "these ports for gateways and other hosts only",
-                "guard them in the network, or let fp8fleet manage the firewall (firewall)",
-            )
-        return
-    to_all = {port.removesuffix("/tcp") for port in security.open_to_all}
-    wide = [port for port in guarded if security.lets_all_in or str(port) in to_all]
-    if wide:
-        why = "lets in what no rule names" if security.lets_all_in else "has rules of others"
+    guarded, managed = case.firewall.guarded, case.firewall.tool != "unmanaged"
+    firewall = active or _planned_firewall(case)
+    if active is None and guarded and not managed:
         yield Finding(
             "firewall-open",
-            f"{security.firewall} {why}: ports {numbers(wide)} are open to all",
+            f"no ufw or firewalld is active; ports {numbers(guarded)} are open to all",
+            "these ports for gateways and other hosts only",
+            "guard them in the network, or let fp8fleet manage the firewall (firewall)",
+        )
+    if firewall is None:
+        return
+    # ufw's default is set when ufw is switched on
+    if firewall.lets_all_in and (active or firewall.name != "ufw"):
+        if guarded or managed:
+            yield Finding(
+                "firewall-open",
+                f"{firewall.name} lets in what no rule names",
+                "what the plan lets in, and nothing else",
+                "ufw default deny incoming"
+                if firewall.name == "ufw"
+                else "a default zone whose target is not ACCEPT (firewall-cmd --set-default-zone)",
+            )
+        return
+    wide = [port for port in guarded if firewall.is_open(port)]
+    if wide:
+        yield Finding(
+            "firewall-open",
+            f"{firewall.name} has rules of others: ports {numbers(wide)} are open to all",
             "these ports for gateways, other hosts or client_networks only",
-            "remove those rules, or set the firewall's default to deny",
+            "remove those rules",
         )
 
 

@@ -134,8 +134,10 @@ CODES: dict[str, Code] = {
         "The firewall will be switched on, and something listens that no rule lets in."
     ),
     "firewall-open": _warning(
-        "A port that is for gateways, other hosts or some clients only is open to everybody."
+        "A port that is for gateways, other hosts or some clients only is open to everybody, or"
+        " the firewall lets in what no rule names."
     ),
+    "firewall-ipv6": _error("The plan lets in IPv6 addresses, and ufw on the host takes none."),
     "firewall-closed": _warning(
         "A firewall runs, fp8fleet does not manage it, and a port of the plan is not open."
     ),

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TypeVar
 
 from fp8fleet import catalog
 from fp8fleet.errors import OperatorError
+from fp8fleet.firewalls import (
+    OPEN_TARGET,
+    Firewall,
+    read_zones,
+    service_ports,
+    ssh_ports,
+    ufw_rule,
+    zones_in_use,
+)
 from fp8fleet.topology import Topology, parse_topology
 
 TIMED_OUT = (124, 137)
@@ -233,14 +242,15 @@ class Security:
     kysec: bool
     kysec_exec: str | None
     """KySec's exec control, such as ``off`` or ``warning``; None: no KySec."""
-    firewall: str | None
-    """``firewalld`` or ``ufw``, where one is active."""
-    open_ports: tuple[str, ...]
-    """Ports that a rule lets in, from anywhere or not; of a firewall that is off, too."""
-    open_to_all: tuple[str, ...]
-    """Those that are let in from anywhere."""
-    lets_all_in: bool
-    """Whether what no rule names is let in."""
+    firewalls: tuple[Firewall, ...]
+    """Those that are installed, on or off."""
+    ssh_ports: tuple[int, ...]
+    """Ports on which SSH comes in."""
+
+    @property
+    def firewall(self) -> Firewall | None:
+        """The active one."""
+        return next((one for one in self.firewalls if one.active), None)
 
 
 @dataclass(frozen=True)
@@ -693,46 +703,45 @@ def _security(parts: Mapping[str, Part]) -> Security:
     kysec = _part(parts, "kysec")
     control = re.search(r"exec control\s*:\s*(\S+)", kysec.text)
     enabled = re.search(r"kysec status\s*:\s*enabled", kysec.text, re.IGNORECASE) is not None
-    firewall, lets_all_in = _firewall(parts)
-    let_in = _let_in(parts)
     return Security(
         selinux=mode or ("disabled" if configured else "absent"),
         selinux_configured=configured,
         selinux_kernel=tuple(_after(parts, "selinux", "kernel")),
         kysec=enabled,
         kysec_exec=control[1] if control else None,
-        firewall=firewall,
-        open_ports=tuple(let_in),
-        open_to_all=tuple(port for port, anywhere in let_in.items() if anywhere),
-        lets_all_in=lets_all_in,
+        firewalls=(*_firewalld(parts), *_ufw(parts)),
+        ssh_ports=ssh_ports(_part(parts, "firewall").lines),
     )
 
 
-def _firewall(parts: Mapping[str, Part]) -> tuple[str | None, bool]:
-    """The active firewall, and whether it lets in what no rule names."""
-    ufw = _after(parts, "firewall", "ufw")
-    if "running" in _after(parts, "firewall", "firewalld"):
-        return "firewalld", "ACCEPT" in _after(parts, "firewall", "target")
-    if any(re.match(r"Status:\s*active", line) for line in ufw):
-        return "ufw", any("allow (incoming)" in line for line in ufw)
-    return None, False
+def _firewalld(parts: Mapping[str, Part]) -> Iterator[Firewall]:
+    state = _one(_after(parts, "firewall", "firewalld"))
+    if state is None:
+        return
+    # with their indent, which tells names from values
+    lines = [line[5:] for line in _part(parts, "firewall").lines if line.startswith("zone ")]
+    zones = read_zones(lines)
+    services = service_ports(_after(parts, "firewall", "service"))
+    default = _one(_after(parts, "firewall", "default")) or "public"
+    bound = [name.strip("\"'") for name in _after(parts, "firewall", "bound")]
+    used = [zones[name] for name in zones_in_use(zones, default, bound) if name in zones]
+    yield Firewall(
+        "firewalld",
+        state == "running",
+        tuple(zone.chain(services) for zone in used),
+        lets_all_in=default in zones and zones[default].target == OPEN_TARGET,
+    )
 
 
-def _let_in(parts: Mapping[str, Part]) -> dict[str, bool]:
-    """Ports that a rule lets in; True: from anywhere."""
-    rules: list[tuple[str, bool]] = []
-    for line in _after(parts, "firewall", "ufw"):
-        if rule := re.match(r"(\d+(?:/\w+)?)(?: \(v6\))?\s+ALLOW(?: IN)?\s+(.*)", line):
-            rules.append((rule[1], rule[2].startswith("Anywhere")))
-    for line in _after(parts, "firewall", "added"):
-        if rule := re.match(r"allow (?:.*\bto any port )?(\d+)", line):
-            rules.append((rule[1], " from " not in line))
-    for line in _after(parts, "firewall", "open"):
-        rules += [(port, True) for port in line.split()]
-    for line in _after(parts, "firewall", "rich"):
-        if rule := re.search(r'port port="(\d+)" protocol="tcp" accept', line):
-            rules.append((f"{rule[1]}/tcp", " source " not in line))
-    found: dict[str, bool] = {}
-    for port, anywhere in rules:
-        found[port] = found.get(port, False) or anywhere
-    return found
+def _ufw(parts: Mapping[str, Part]) -> Iterator[Firewall]:
+    state = _one(_after(parts, "firewall", "ufw"))
+    if state is None:
+        return
+    rules = (ufw_rule(line) for line in _part(parts, "firewall").lines)
+    yield Firewall(
+        "ufw",
+        state == "active",
+        (tuple(rule for rule in rules if rule),),
+        lets_all_in="ACCEPT" in "".join(_after(parts, "firewall", "policy")),
+        ipv6="no" not in "".join(_after(parts, "firewall", "ipv6")).lower(),
+    )

@@ -156,14 +156,19 @@ part firewall 20 'if command -v firewall-cmd >/dev/null; then
     s=$(firewall-cmd --state 2>&1 | head -n 1)
     echo "firewalld $s"
     f=firewall-cmd; [ "$s" = running ] || f=firewall-offline-cmd
-    $f --list-ports 2>/dev/null | sed "s/^/open /"
-    $f --list-rich-rules 2>/dev/null | sed "s/^/rich /"
-    firewall-cmd --list-all 2>/dev/null | sed -n "s/^ *target: /target /p"
+    $f --list-all-zones 2>/dev/null | sed "s/^/zone /"
+    sed -n "s/^DefaultZone=/default /p" /etc/firewalld/firewalld.conf 2>/dev/null
+    sed -n "s/^ZONE=/bound /p;s/^zone=/bound /p" /etc/sysconfig/network-scripts/ifcfg-* /etc/NetworkManager/system-connections/* 2>/dev/null
+    grep -s "<port " /usr/lib/firewalld/services/*.xml /etc/firewalld/services/*.xml | sed "s/^/service /"
   fi
   if command -v ufw >/dev/null; then
-    ufw status verbose 2>/dev/null | sed "s/^/ufw /"
-    ufw show added 2>/dev/null | sed -n "s/^ufw /added /p"
-  fi; exit 0'
+    ufw status 2>/dev/null | sed -n "s/^Status: */ufw /p"
+    sed -n "s/^DEFAULT_INPUT_POLICY=/policy /p;s/^IPV6=/ipv6 /p" /etc/default/ufw 2>/dev/null
+    grep -h -s "^### tuple" /etc/ufw/user.rules /etc/ufw/user6.rules
+  fi
+  ss -Htnlp 2>/dev/null | sed "s/^/listen /"
+  ss -Htnp state established 2>/dev/null | grep sshd | sed "s/^/established /"
+  exit 0'
 part proxy 5 '{ env | grep -i -E "^(https?|all|no)_proxy="
     grep -s -h -i -E "^(export )?(https?|all|no)_proxy=" /etc/environment /etc/profile.d/*.sh
     grep -s -h -i -E "^proxy *=" /etc/dnf/dnf.conf /etc/yum.conf

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pyinfra.api import FactBase
 
+from fp8fleet.firewalls import Rule, Zone, read_zones, service_ports, ssh_ports, ufw_rule
 from fp8fleet.plan import FirewallRule
 
 MARK = "fp8fleet"
@@ -49,13 +50,16 @@ class UfwState:
     enabled: bool = False
     firewalld: bool = False
     """Whether the other firewall runs."""
+    lets_all_in: bool = False
+    """Whether it would let in what no rule names."""
     watchdog: bool = False
     ssh_ports: tuple[int, ...] = ()
     allowed: frozenset[FirewallRule] = frozenset()
     """Stored rules, whoever made them."""
     limited: frozenset[FirewallRule] = frozenset()
     """Those of others that let in a few connections a minute (``ufw limit``)."""
-    denied: frozenset[FirewallRule] = frozenset()
+    rules: tuple[Rule, ...] = ()
+    """All stored ones about incoming TCP, in the order in which ufw goes by them."""
     ours: frozenset[FirewallRule] = frozenset()
     in_force: frozenset[FirewallRule] = frozenset()
     """Allowed by the kernel."""
@@ -75,6 +79,7 @@ class Ufw(FactBase[UfwState]):
             "systemctl -q is-active firewalld.service && echo firewalld; "
             "grep -qs '^ENABLED=yes' /etc/ufw/ufw.conf"
             " && systemctl -q is-enabled ufw.service && echo enabled; "
+            "grep -qs '^DEFAULT_INPUT_POLICY=.*ACCEPT' /etc/default/ufw && echo lets-all-in; "
             "grep -hs '^### tuple' /etc/ufw/user.rules /etc/ufw/user6.rules; "
             "iptables -S ufw-user-input 2>/dev/null; ip6tables -S ufw6-user-input 2>/dev/null; "
             f"{_COMMON}true"
@@ -85,35 +90,25 @@ class Ufw(FactBase[UfwState]):
         return UfwState()
 
     def process(self, output: list[str]) -> UfwState:
-        stored = [known for line in output if (known := _stored(line))]
+        rules = tuple(stored for line in output if (stored := ufw_rule(line)))
         return UfwState(
             installed="installed" in output,
             active="-N ufw-user-input" in output,
             enabled="enabled" in output,
             firewalld="firewalld" in output,
+            lets_all_in="lets-all-in" in output,
             watchdog="watchdog" in output,
             ssh_ports=ssh_ports(output),
-            allowed=frozenset(rule for action, rule, _ in stored if action == "allow"),
-            limited=frozenset(rule for action, rule, _ in stored if action == "limit"),
-            denied=frozenset(rule for action, rule, _ in stored if action in ("deny", "reject")),
-            ours=frozenset(rule for _, rule, comment in stored if comment == MARK),
+            allowed=_planned(rule for rule in rules if rule.action == "allow"),
+            limited=_planned(rule for rule in rules if rule.action == "limit"),
+            rules=rules,
+            ours=_planned(rule for rule in rules if rule.comment == MARK),
             in_force=frozenset(rule for line in output if (rule := _in_force(line))),
         )
 
 
-def _stored(line: str) -> tuple[str, FirewallRule, str] | None:
-    """An incoming TCP rule of user.rules: action, rule, comment (which is in hexadecimal)."""
-    anywhere = r"(?:0\.0\.0\.0/0|::/0)"
-    match = re.fullmatch(
-        r"### tuple ### (allow|limit|deny|reject) tcp (\d+)"
-        rf" {anywhere} any (\S+) in(?: comment=([0-9a-f]*))?",
-        line,
-    )
-    if match is None:
-        return None
-    source = None if re.fullmatch(anywhere, match[3]) else match[3]
-    comment = bytes.fromhex(match[4] or "").decode(errors="replace")
-    return match[1], FirewallRule(int(match[2]), source), comment
+def _planned(rules: Iterable[Rule]) -> frozenset[FirewallRule]:
+    return frozenset(rule.planned for rule in rules if rule.planned)
 
 
 def _in_force(line: str) -> FirewallRule | None:
@@ -125,37 +120,6 @@ def _in_force(line: str) -> FirewallRule | None:
         return None
     source = re.sub(r"(?<=\.)(\d+)/32$|/128$", r"\1", match[1]) if match[1] else None
     return FirewallRule(int(match[2]), source)
-
-
-def ssh_ports(output: Iterable[str]) -> tuple[int, ...]:
-    """Ports on which SSH comes in, from lines of ``ss -Htnlp`` and of its established ones."""
-    listening: dict[int, str] = {}
-    connected: set[int] = set()
-    for line in output:
-        kind, _, rest = line.partition(" ")
-        words = rest.split()
-        if kind == "listen" and len(words) >= 4 and (port := _port(words[3])):
-            listening[port] = f"{listening.get(port, '')} {rest}"
-        elif kind == "established" and '"sshd' in rest and len(words) >= 3:
-            connected.add(_port(words[2]) or 0)
-    found = {port for port, who in listening.items() if '"sshd' in who}
-    return tuple(sorted(found | (connected & listening.keys())))
-
-
-def _port(address: str) -> int | None:
-    text = address.rpartition(":")[2]
-    return int(text) if text.isdigit() else None
-
-
-@dataclass(frozen=True)
-class Zone:
-    """A zone of firewalld: whether traffic comes to it, and its rich rules."""
-
-    name: str
-    target: str = "default"
-    used: bool = False
-    """Whether interfaces or sources are bound to it."""
-    rules: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -179,6 +143,8 @@ class FirewalldState:
     """In force now; empty where it does not run."""
     permanent: dict[str, Zone] = field(default_factory=dict)
     """In force after a restart."""
+    services: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ports of firewalld's services."""
     recorded: frozenset[tuple[str, str]] = frozenset()
     """Zone and rule of what we added."""
 
@@ -198,6 +164,8 @@ class Firewalld(FactBase[FirewalldState]):
             " /etc/sysconfig/network-scripts/ifcfg-*"
             " /etc/NetworkManager/system-connections/* 2>/dev/null; "
             f"sed 's/^/record /' {RECORD} 2>/dev/null; "
+            "grep -s '<port ' /usr/lib/firewalld/services/*.xml /etc/firewalld/services/*.xml"
+            " | sed 's/^/service /'; "
             "if systemctl -q is-active firewalld.service; then "
             f"firewall-cmd {zones} 's/^/runtime /'; firewall-cmd --permanent {zones}"
             " 's/^/permanent /'; elif command -v firewall-offline-cmd >/dev/null; then "
@@ -223,37 +191,12 @@ class Firewalld(FactBase[FirewalldState]):
             ssh_ports=ssh_ports(output),
             default_zone=next(iter(_after(output, "default")), "public").strip(),
             bound_zones=tuple(dict.fromkeys(z.strip("\"' ") for z in _after(output, "bound"))),
-            runtime=_zones(_after(output, "runtime")),
-            permanent=_zones(_after(output, "permanent")),
+            runtime=read_zones(_after(output, "runtime")),
+            permanent=read_zones(_after(output, "permanent")),
+            services=service_ports(_after(output, "service")),
             recorded=frozenset((zone, rule) for zone, rule in recorded),
         )
 
 
 def _after(output: Iterable[str], word: str) -> list[str]:
     return [line[len(word) + 1 :] for line in output if line.startswith(f"{word} ")]
-
-
-def _zones(lines: Iterable[str]) -> dict[str, Zone]:
-    """Zones from ``--list-all-zones``: a name, then indented ``key: values`` and rich rules."""
-    zones: dict[str, Zone] = {}
-    name = ""
-    values: dict[str, str] = {}
-    rules: set[str] = set()
-
-    def add() -> None:
-        if name:
-            used = bool(values.get("interfaces") or values.get("sources"))
-            zones[name] = Zone(name, values.get("target", "default"), used, frozenset(rules))
-
-    for line in lines:
-        text = line.strip()
-        if text and not line[0].isspace():
-            add()
-            name, values, rules = text.split()[0], {}, set()
-        elif text.startswith("rule "):
-            rules.add(text)
-        elif ":" in text:
-            key, _, value = text.partition(":")
-            values[key] = value.strip()
-    add()
-    return zones

@@ -7,6 +7,7 @@ off. Wherever a run is killed the host stays reachable, and the next run goes on
 from __future__ import annotations
 
 import base64
+import itertools
 import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from pyinfra.api import FunctionCommand, StringCommand, operation
 from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.ssh import SSHConnector
 
+from fp8fleet.firewalls import Rule, denial, zones_in_use
 from fp8fleet.plan import FirewallPlan, FirewallRule, HostPlan
 from roles.firewall.facts import (
     HOLD,
@@ -33,8 +35,6 @@ WATCHDOG_S = 90
 """Seconds until a firewall that was switched on is off again, if SSH does not get in."""
 TOO_MANY = 50
 """Rules in one command, so that it stays far below the longest that a shell takes."""
-OPEN_TARGETS = ("ACCEPT",)
-"""Targets of zones that let everything in."""
 
 Commands = Iterator[StringCommand | FunctionCommand]
 
@@ -87,6 +87,13 @@ def _other(active: str, planned: str) -> FunctionCommand:
     return failed(
         f"firewall: {active} is active on this host and the inventory asks for {planned}: set"
         f" firewall = {active!r}, or switch {active} off"
+    )
+
+
+def _denied(tool: str, planned: FirewallRule, rule: Rule, how: str) -> FunctionCommand:
+    return failed(
+        f"firewall: {tool} denies port {planned.port} on this host ({rule.text}), the plan lets in"
+        f" {planned.source or 'everybody'}: remove that rule ({how}), or change the plan"
     )
 
 
@@ -147,17 +154,16 @@ def _ufw(plan: HostPlan) -> Commands:
         yield _no_sshd("ufw")
         return
     ssh = _let_ssh_in(firewall, state.ssh_ports) if switch_on else []
-    if denied := [rule for rule in (*ssh, *wanted) if rule in state.denied]:
-        # ufw would turn the operator's rule into ours
-        yield failed(
-            f"firewall: ufw denies port {denied[0].port} on this host, the plan lets it in: remove"
-            f" that rule (ufw delete deny {denied[0].port}/tcp), or change the plan"
-        )
-        return
+    for planned in (*ssh, *wanted):
+        if rule := denial(state.rules, planned):
+            yield _denied("ufw", planned, rule, "ufw status numbered, ufw delete NUMBER")
+            return
     yield from _ufw_add((rule for rule in ssh if rule not in state.let_in), f"{MARK} ssh")
     yield from _ufw_add((rule for rule in wanted if rule not in state.let_in), MARK)
     if switch_on:
         yield _watchdog("ufw --force disable")
+        if state.lets_all_in:
+            yield _quietly("ufw default deny incoming")
         yield StringCommand("systemctl enable --quiet ufw.service")
         yield _quietly("ufw --force enable")
         yield from _proved("ufw")
@@ -205,9 +211,13 @@ def _firewalld(plan: HostPlan) -> Commands:
     if switch_on and not state.ssh_ports:
         yield _no_sshd("firewalld")
         return
-    rules = [rich_rule(rule) for rule in plan.firewall.rules]
     ssh = _let_ssh_in(plan.firewall, state.ssh_ports) if switch_on else []
-    zones = _zones_in_use(state)
+    known = state.runtime or state.permanent
+    zones = zones_in_use(known, state.default_zone, state.bound_zones)
+    if denied := _firewalld_denied(state, zones, [*ssh, *plan.firewall.rules]):
+        yield denied
+        return
+    rules = [rich_rule(rule) for rule in plan.firewall.rules]
     wanted = [(zone, rule) for zone in zones for rule in rules]
     first = [(zone, rich_rule(rule)) for zone in zones for rule in ssh]
     stored = {(zone.name, rule) for zone in state.permanent.values() for rule in zone.rules}
@@ -233,6 +243,19 @@ def _firewalld(plan: HostPlan) -> Commands:
         yield StringCommand("systemctl enable --quiet firewalld.service")
     live = in_force if state.active else stored
     host.connector_data[_STALE] = list(_remove(state, rules, new, stored, live))
+
+
+def _firewalld_denied(
+    state: FirewalldState, zones: list[str], rules: list[FirewallRule]
+) -> FunctionCommand | None:
+    """What keeps out a port of the plan, now or after a restart: it goes before what lets in."""
+    for known, name in itertools.product((state.runtime, state.permanent), zones):
+        chain = known[name].chain(state.services) if name in known else ()
+        for planned in rules:
+            if rule := denial(chain, planned):
+                how = f"firewall-cmd --zone={name} --remove-rich-rule=..., with --permanent too"
+                return _denied("firewalld", planned, rule, how)
+    return None
 
 
 def _hold() -> StringCommand:
@@ -266,15 +289,6 @@ def rich_rule(rule: FirewallRule) -> str:
         family = "ipv6" if ":" in rule.source else "ipv4"
         source = f' family="{family}" source address="{rule.source}"'
     return f'rule{source} port port="{rule.port}" protocol="tcp" accept'
-
-
-def _zones_in_use(state: FirewalldState) -> list[str]:
-    """The zones that traffic comes to, but for those that let all in anyway."""
-    known = state.runtime or state.permanent
-    names = {state.default_zone, *state.bound_zones}
-    names |= {zone.name for zone in known.values() if zone.used}
-    closed = (n for n in names if n not in known or known[n].target not in OPEN_TARGETS)
-    return sorted(name for name in closed if name in known or not known)
 
 
 def _rich(program: str, verb: str, pairs: list[tuple[str, str]]) -> Iterator[StringCommand]:

@@ -14,6 +14,7 @@ from pyinfra.api import FunctionCommand, StringCommand
 from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.ssh import SSHConnector
 
+from fp8fleet.firewalls import Rule, Zone, read_zones, ssh_ports, ufw_rule
 from fp8fleet.plan import FirewallPlan, FirewallRule, HostPlan
 from roles.firewall import operations
 from roles.firewall.facts import (
@@ -24,8 +25,6 @@ from roles.firewall.facts import (
     FirewalldState,
     Ufw,
     UfwState,
-    Zone,
-    ssh_ports,
 )
 from roles.firewall.operations import close_unplanned, let_in, rich_rule
 from roles.host.facts import InstalledPackages
@@ -133,13 +132,71 @@ def test_ufw_is_not_switched_on_where_nobody_listens_for_ssh() -> None:
     assert "no sshd was found listening" in line
 
 
-@pytest.mark.parametrize("denied", [PROXY, SSH])
+def stored(words: str) -> Rule:
+    """A rule of ufw's, as its file has it."""
+    rule = ufw_rule(f"### tuple ### {words}")
+    assert rule, words
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("words", "port", "shown"),
+    [
+        ("deny tcp 8080 0.0.0.0/0 any 0.0.0.0/0 in", 8080, "deny 8080/tcp"),
+        ("deny any 8080 ::/0 any ::/0 in", 8080, "deny 8080"),
+        ("reject tcp 8000:8100 0.0.0.0/0 any 0.0.0.0/0 in", 8000, "reject 8000:8100/tcp"),
+        ("deny tcp 7000,8080 0.0.0.0/0 any 0.0.0.0/0 in", 8080, "deny 7000,8080/tcp"),
+        ("deny any any 0.0.0.0/0 any 10.0.0.0/24 in", 8000, "deny from 10.0.0.0/24"),
+        ("deny_log any any ::/0 any fd00::5 in", 8000, "deny_log from fd00::5"),
+        ("deny tcp 8080 0.0.0.0/0 any 0.0.0.0/0 Web%20Server - in", 8080, "deny Web Server"),
+        ("deny tcp 22 0.0.0.0/0 any 0.0.0.0/0 in", 22, "deny 22/tcp"),
+    ],
+)
 def test_a_port_that_the_operator_denies_fails_the_host_before_anything(
-    denied: FirewallRule,
+    words: str, port: int, shown: str
 ) -> None:
-    state = replace(UFW, active=False, allowed=frozenset(), denied=frozenset({denied}))
+    state = replace(UFW, active=False, allowed=frozenset(), rules=(stored(words),))
     (line,), _ = both(state, PLANNED)
-    assert f"ufw denies port {denied.port} on this host" in line
+    assert f"ufw denies port {port} on this host ({shown}), the plan lets in" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "deny any any 0.0.0.0/0 any 203.0.113.9 in",
+        "deny tcp 8080 0.0.0.0/0 any 203.0.113.0/24 in",
+        "deny udp 8080 0.0.0.0/0 any 0.0.0.0/0 in",
+        "deny tcp 8081:9000 0.0.0.0/0 any 0.0.0.0/0 in",
+        "deny tcp 8080 0.0.0.0/0 any 0.0.0.0/0 in_eth1",
+        "deny tcp 8080 192.0.2.1 any 0.0.0.0/0 in",
+        "deny tcp 8080 0.0.0.0/0 any 0.0.0.0/0 out",
+        "route:deny tcp 8080 0.0.0.0/0 any 0.0.0.0/0 in",
+    ],
+)
+def test_a_deny_of_a_part_is_the_operators_own(words: str) -> None:
+    line = ufw_rule(f"### tuple ### {words}")
+    assert both(replace(UFW, rules=(line,) if line else ()), PLANNED) == ([], [])
+
+
+def test_ufw_goes_by_the_first_rule_that_fits() -> None:
+    ours, deny = (
+        stored("allow tcp 8080 0.0.0.0/0 any 0.0.0.0/0 in"),
+        stored("deny any any 0.0.0.0/0 any 0.0.0.0/0 in"),
+    )
+    gateway = stored("allow tcp 8000 0.0.0.0/0 any 10.0.0.5 in")
+    assert both(replace(UFW, rules=(ours, gateway, deny)), PLANNED) == ([], [])
+    (line,), _ = both(replace(UFW, rules=(ours, deny, gateway)), PLANNED)
+    assert "ufw denies port 8000 on this host (deny)" in line
+
+
+def test_ufw_that_lets_in_what_no_rule_names_is_told_to_deny_when_it_is_switched_on() -> None:
+    """Everything else is shut out; whoever runs such a ufw already has chosen it."""
+    found, _ = both(replace(UFW, active=False, lets_all_in=True), PLANNED)
+    (deny,) = [line for line in found if line.startswith("ufw default deny incoming ")]
+    (watchdog,) = [line for line in found if "systemd-run" in line]
+    (enable,) = [line for line in found if line.startswith("ufw --force enable")]
+    assert found.index(watchdog) < found.index(deny) < found.index(enable)
+    assert both(replace(UFW, lets_all_in=True), PLANNED) == ([], [])
 
 
 def test_a_run_that_was_killed_before_its_proof_is_finished() -> None:
@@ -192,6 +249,7 @@ def test_a_host_without_ufw_gets_it_and_is_asked_again() -> None:
 UFW_OUTPUT = """\
 installed
 enabled
+lets-all-in
 ### tuple ### allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in comment=667038666c65657420737368
 ### tuple ### allow tcp 8000 0.0.0.0/0 any 10.0.0.5 in comment=667038666c656574
 ### tuple ### allow tcp 8080 0.0.0.0/0 any 10.9.0.0/16 in comment=667038666c656574
@@ -216,17 +274,36 @@ listen LISTEN 0 511 0.0.0.0:8080 0.0.0.0:* users:(("nginx",pid=99,fd=3))
 def test_ufws_own_words_are_read() -> None:
     """As ufw 0.36 and iptables 1.8 print them on Debian 12."""
     network = FirewallRule(8080, "10.9.0.0/16")
-    assert Ufw().process(UFW_OUTPUT.splitlines()) == UfwState(
+    state = Ufw().process(UFW_OUTPUT.splitlines())
+    assert replace(state, rules=()) == UfwState(
         installed=True,
         active=True,
         enabled=True,
+        lets_all_in=True,
         ssh_ports=(22,),
         allowed=frozenset({SSH, GATEWAY, GATEWAY6, network}),
         limited=frozenset({OTHER_SSH}),
-        denied=frozenset({FirewallRule(9000, None)}),
         ours=frozenset({GATEWAY, GATEWAY6, network}),
         in_force=frozenset({SSH, GATEWAY, GATEWAY6, network}),
     )
+    assert [rule.text for rule in state.rules if rule.action == "deny"] == ["deny 9000/tcp"]
+
+
+@pytest.mark.parametrize(
+    ("written", "source"),
+    [
+        ("10.9.0.0/16", "10.9.0.0/16"),
+        ("10.0.0.5/32", "10.0.0.5"),
+        ("FD00:0::5", "fd00::5"),
+        ("10.9.3.4/16", "10.9.0.0/16"),
+        ("0.0.0.0/0", None),
+    ],
+)
+def test_ufws_addresses_are_compared_and_not_their_spelling(
+    written: str, source: str | None
+) -> None:
+    rule = stored(f"allow tcp 8080 0.0.0.0/0 any {written} in comment=667038666c656574")
+    assert (rule.planned, rule.comment) == (FirewallRule(8080, source), "fp8fleet")
 
 
 @pytest.mark.parametrize("fact", [Ufw, Firewalld])
@@ -407,6 +484,69 @@ def test_rules_of_a_zone_that_is_not_in_use_now_stay() -> None:
     assert both(state, KYLIN) == ([], [])
 
 
+HTTP: dict[str, tuple[str, ...]] = {"alt": ("8080/tcp",)}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        'rule port port="8080" protocol="tcp" reject',
+        'rule family="ipv6" port port="8000-8100" protocol="tcp" drop',
+        'rule priority="-1" service name="alt" reject type="tcp-reset"',
+        'rule family="ipv4" source address="10.0.0.0/24" drop',
+        'rule protocol value="tcp" log prefix="no way" level="info" limit value="1/m" drop',
+    ],
+)
+@pytest.mark.parametrize("where", ["runtime", "permanent"])
+def test_a_rich_rule_that_keeps_out_what_is_planned_fails_the_host(rule: str, where: str) -> None:
+    """firewalld goes by what denies first."""
+    rules = {
+        "public": replace(zone()["public"], rules=zone(GATEWAY, PROXY)["public"].rules | {rule})
+    }
+    denied: dict[str, Any] = {where: rules}
+    (line,), _ = both(replace(FIREWALLD, services=HTTP, **denied), KYLIN)
+    assert "firewall: firewalld denies port 80" in line
+    assert f"({rule})" in line
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        'rule priority="100" port port="8080" protocol="tcp" reject',
+        'rule family="ipv4" source address="203.0.113.9" drop',
+        'rule family="ipv4" source NOT address="10.0.0.0/8" port port="8080" protocol="tcp" drop',
+        'rule family="ipv4" source ipset="bad" drop',
+        'rule family="ipv4" destination address="192.0.2.1" reject',
+        'rule port port="8080" protocol="udp" reject',
+        'rule service name="unknown" reject',
+        'rule icmp-type name="echo-request" drop',
+        'rule port port="8080" protocol="tcp" log prefix="seen"',
+        'rule "broken',
+    ],
+)
+def test_a_rich_rule_about_others_is_the_operators_own(rule: str) -> None:
+    rules = {
+        "public": replace(zone()["public"], rules=zone(GATEWAY, PROXY)["public"].rules | {rule})
+    }
+    state = replace(FIREWALLD, runtime=rules, permanent=rules, services=HTTP)
+    assert both(state, KYLIN) == ([], [])
+
+
+def test_a_zone_whose_target_is_drop_lets_in_what_its_rules_name() -> None:
+    zones = zone(target="DROP")
+    state = replace(FIREWALLD, runtime=zones, permanent=zones, recorded=frozenset())
+    found, _ = both(state, KYLIN)
+    assert [line for line in found if "--zone=public" in line and RULE in line]
+
+
+def test_addresses_that_the_operator_shuts_out_are_not_let_in() -> None:
+    """The zone `drop` with sources is how firewalld's users are rid of somebody."""
+    lines = ["drop (active)", "  target: DROP", "  interfaces:", "  sources: 203.0.113.0/24"]
+    assert not read_zones(lines)["drop"].used
+    assert read_zones([*lines, "  services: ssh"])["drop"].used
+    assert read_zones([*lines[:2], "  interfaces: eth0"])["drop"].used
+
+
 OFF = replace(FIREWALLD, active=False, runtime={}, permanent=zone(), recorded=frozenset())
 
 
@@ -472,6 +612,7 @@ UnitFileState=enabled
 default public
 bound work
 record public rule port port="8080" protocol="tcp" accept
+service /usr/lib/firewalld/services/ssh.xml:  <port protocol="tcp" port="22"/>
 runtime internal (active)
 runtime   target: default
 runtime   interfaces: eth1 eth2
@@ -491,6 +632,7 @@ permanent public
 permanent   target: %%REJECT%%
 permanent   interfaces:
 permanent   sources: 10.0.0.0/8
+permanent   services: ssh
 permanent   rich rules:
 """
 
@@ -504,11 +646,16 @@ def test_firewalls_own_words_are_read() -> None:
         default_zone="public",
         bound_zones=("work",),
         runtime={
-            "internal": Zone("internal", "default", True),
+            "internal": Zone("internal", "default", True, services=("ssh", "mdns")),
             "public": Zone(
-                "public", "default", False, frozenset({rich_rule(GATEWAY), rich_rule(PROXY)})
+                "public",
+                "default",
+                False,
+                frozenset({rich_rule(GATEWAY), rich_rule(PROXY)}),
+                ports=("9100/tcp",),
             ),
         },
-        permanent={"public": Zone("public", "%%REJECT%%", True)},
+        permanent={"public": Zone("public", "%%REJECT%%", True, services=("ssh",))},
+        services={"ssh": ("22/tcp",)},
         recorded=recorded(PROXY),
     )

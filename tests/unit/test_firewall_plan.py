@@ -74,6 +74,24 @@ def test_the_port_that_ssh_connects_to_is_planned(site: Site) -> None:
     assert site.host_plan().firewall.ssh_port == 2222
 
 
+@pytest.mark.parametrize(
+    ("ssh_port", "keys", "user"),
+    [
+        (22, {"nginx_listen": 22}, "nginx_listen"),
+        (None, {"nginx_listen": 22}, "nginx_listen"),
+        (8089, {}, "nginx_status_port"),
+        (8000, {}, "instance main"),
+        (6881, {"storage_address": "10.40.0.1"}, "peer_port"),
+    ],
+)
+def test_ssh_keeps_its_port(
+    site: Site, ssh_port: int | None, keys: dict[str, object], user: str
+) -> None:
+    site.hosts["gpu-1"] = {"ssh_port": ssh_port, **keys}
+    message = f"host gpu-1: {user}: port {ssh_port or 22} is SSH's (ssh_port): choose another"
+    assert message in site.refusal()
+
+
 def test_one_rule_stands_once(site: Site) -> None:
     site.serving["client_networks"] = ["10.0.0.0/8", "10.0.0.0/8"]
     assert site.host_plan().firewall.rules == (FirewallRule(8080, "10.0.0.0/8"),)

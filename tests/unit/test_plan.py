@@ -180,21 +180,39 @@ def test_one_service_address_on_two_hosts_is_refused_with_both(gateway_site: Sit
     """The gateway would list one upstream twice."""
     gateway_site.hosts["gpu-2"]["service_address"] = "10.30.0.1"
     assert gateway_site.refusal().endswith(
-        "host gpu-2: 10.30.0.1:8000 is also an address of host gpu-1:"
-        " give each host its own service_address"
+        "host gpu-2: service_address: 10.30.0.1 is also that of host gpu-1: give each host its own"
     )
 
 
-def test_one_ipv6_service_address_written_in_two_ways_is_refused(gateway_site: Site) -> None:
-    gateway_site.hosts["gpu-1"]["service_address"] = "fd00::1"
-    gateway_site.hosts["gpu-2"]["service_address"] = "fd00:0:0::0001"
-    assert "host gpu-2: [fd00::1]:8000 is also an address of host gpu-1" in gateway_site.refusal()
+@pytest.mark.parametrize(
+    ("first", "second"), [("fd00::1", "fd00:0:0::0001"), ("10.0.0.1", "::ffff:10.0.0.1")]
+)
+def test_one_service_address_written_in_two_ways_is_refused(
+    gateway_site: Site, first: str, second: str
+) -> None:
+    gateway_site.hosts["gpu-1"]["service_address"] = first
+    gateway_site.hosts["gpu-2"]["service_address"] = second
+    assert f"host gpu-2: service_address: {first} is also that of host gpu-1" in (
+        gateway_site.refusal()
+    )
 
 
-def test_one_loopback_address_of_two_hosts_behind_a_gateway_is_refused(gateway_site: Site) -> None:
-    for host in gateway_site.hosts.values():
-        host["service_address"] = "127.0.0.1"
-    assert "127.0.0.1" in gateway_site.refusal()
+def test_a_gateway_has_an_address_of_its_own(gateway_site: Site) -> None:
+    """A rule for one of two gateways would let in the other, too."""
+    gateway_site.gateways["gw-2"] = dict(GATEWAY)
+    assert "host gw-2: service_address: 10.30.0.100 is also that of host gw-1" in (
+        gateway_site.refusal()
+    )
+    gateway_site.gateways = {"gw-1": {**GATEWAY, "service_address": "10.30.0.1"}}
+    assert "10.30.0.1 is also that of host gpu-1" in gateway_site.refusal()
+
+
+def test_hosts_that_share_a_model_have_a_storage_address_each(site: Site) -> None:
+    site.hosts = {"gpu-1": {"storage_address": "10.40.0.1"}}
+    site.hosts["gpu-2"] = {"storage_address": "::ffff:10.40.0.1"}
+    assert "host gpu-2: storage_address: 10.40.0.1 is also that of host gpu-1" in site.refusal()
+    site.serving["peer_transfer"] = False
+    assert set(site.plan().hosts) == {"gpu-1", "gpu-2"}
 
 
 def test_hosts_with_a_proxy_of_their_own_all_listen_on_loopback(site: Site) -> None:
@@ -1062,7 +1080,7 @@ def test_no_file_is_planned_and_removed(prod: FleetPlan) -> None:
 
 
 def test_hosts_know_the_gateways_that_ask_them(gateway_site: Site, prod: FleetPlan) -> None:
-    gateway_site.gateways["gw-2"] = gateway_site.gateways["gw-1"]
+    gateway_site.gateways["gw-2"] = {**GATEWAY, "service_address": "10.30.0.101"}
     gateways = {name: host.gateways for name, host in gateway_site.plan().hosts.items()}
     both = ("gw-1", "gw-2")
     assert gateways == {"gpu-1": both, "gpu-2": both, "gw-1": (), "gw-2": ()}

@@ -437,7 +437,24 @@ def test_a_port_of_another_program_is_refused_and_our_own_is_not(site: Site) -> 
     assert finding.needed == "port 8000 for server main"
 
 
-UFW_ON = "ufw Status: active"
+UFW_ON = "ufw active"
+
+
+def stored(words: str) -> str:
+    """A rule of ufw's, as its file has it."""
+    return f"### tuple ### {words}"
+
+
+def with_firewall(lines: list[str], *added: str) -> list[str]:
+    """``lines`` with those about the firewall, in their order."""
+    for line in reversed(added):
+        lines = with_lines(lines, firewall=line)
+    return lines
+
+
+def firewalld(*lines: str, state: str = "not running") -> list[str]:
+    zone = ["public (active)", "  target: default", "  interfaces: eth0", *lines]
+    return [f"firewalld {state}", "default public", *(f"zone {line}" for line in zone)]
 
 
 def test_a_closed_port_of_the_plan_is_told_only_where_nobody_opens_it(site: Site) -> None:
@@ -445,10 +462,49 @@ def test_a_closed_port_of_the_plan_is_told_only_where_nobody_opens_it(site: Site
     lines = with_lines(for_plan(plan), firewall=UFW_ON)
     (finding,) = judge(plan, lines, NOW).findings
     assert finding.code == "firewall-closed"
-    allowed = with_lines(lines, firewall="ufw 8443/tcp   ALLOW   Anywhere")
-    assert judge(plan, allowed, NOW).findings == ()
     managed = cpu_plan(site, nginx_listen=8443, firewall="auto")
     assert judge(managed, lines, NOW).findings == ()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "allow tcp 8443 0.0.0.0/0 any 0.0.0.0/0 in",
+        "allow any 8443 0.0.0.0/0 any 0.0.0.0/0 in",
+        "allow tcp 8400:8500 0.0.0.0/0 any 0.0.0.0/0 in",
+        "allow tcp 80,8443 0.0.0.0/0 any 0.0.0.0/0 in",
+        "allow any any 0.0.0.0/0 any 10.0.0.0/8 in",
+        "limit tcp 8443 0.0.0.0/0 any 0.0.0.0/0 in",
+        "allow tcp 8443 0.0.0.0/0 any 0.0.0.0/0 Web%20Server - in",
+        "allow tcp 8443 0.0.0.0/0 any 0.0.0.0/0 in_eth0",
+        "allow_log tcp 8443 ::/0 any ::/0 in",
+    ],
+)
+def test_whatever_form_ufws_rule_has_it_opens_the_port(site: Site, rule: str) -> None:
+    """A port of the plan under `unmanaged`, and another program's while ufw is off."""
+    plan = cpu_plan(site, nginx_listen=8443, firewall="unmanaged")
+    lines = with_firewall(for_plan(plan), UFW_ON, stored(rule))
+    assert judge(plan, lines, NOW).findings == ()
+    managed = cpu_plan(site, nginx_listen=8080, firewall="ufw")
+    lines = with_lines(for_plan(managed), ports="8443 812 other /system.slice/other.service")
+    lines = with_firewall(lines, "ufw inactive", stored(rule))
+    assert judge(managed, lines, NOW).findings == ()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "allow udp 8443 0.0.0.0/0 any 0.0.0.0/0 in",
+        "allow tcp 8444:8500 0.0.0.0/0 any 0.0.0.0/0 in",
+        "allow tcp 8443 0.0.0.0/0 any 0.0.0.0/0 out",
+        "route:allow tcp 8443 0.0.0.0/0 any 0.0.0.0/0 in",
+        "deny tcp 8443 0.0.0.0/0 any 0.0.0.0/0 in",
+    ],
+)
+def test_other_rules_of_ufw_open_nothing(site: Site, rule: str) -> None:
+    plan = cpu_plan(site, nginx_listen=8443, firewall="unmanaged")
+    lines = with_firewall(for_plan(plan), UFW_ON, stored(rule))
+    assert [f.code for f in judge(plan, lines, NOW).findings] == ["firewall-closed"]
 
 
 @pytest.mark.parametrize("line", [UFW_ON, "firewalld running"])
@@ -469,10 +525,71 @@ def test_what_a_firewall_would_shut_out_stops_the_host_while_it_is_off(site: Sit
     assert (finding.code, finding.severity) == ("firewall-cuts", "error")
     assert "9100 (node_exporter)" in finding.found
     assert "ufw allow PORT/tcp" in finding.remedy
-    for firewall in ("added allow 9100/tcp", UFW_ON):
-        assert judge(plan, with_lines(lines, firewall=firewall), NOW).findings == ()
+    assert judge(plan, with_lines(lines, firewall=UFW_ON), NOW).findings == ()
     unmanaged = cpu_plan(site, firewall="unmanaged")
     assert judge(unmanaged, lines, NOW).findings == ()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["  services: cockpit", "  ports: 9000-9200/tcp", '\trule service name="cockpit" accept'],
+)
+def test_whatever_form_firewallds_rule_has_it_opens_the_port(site: Site, rule: str) -> None:
+    plan = cpu_plan(site, firewall="firewalld")
+    lines = with_lines(for_plan(plan), ports="9090 812 cockpit-tls /system.slice/cockpit.service")
+    port = 'services/cockpit.xml:  <port protocol="tcp" port="9090"/>'
+    lines = with_firewall(lines, *firewalld(rule), f"service /usr/lib/firewalld/{port}")
+    assert judge(plan, lines, NOW).findings == ()
+    without = with_lines(for_plan(plan), ports="9090 812 cockpit-tls /system.slice/c.service")
+    without = with_firewall(without, *firewalld("  services: ssh"))
+    assert [f.code for f in judge(plan, without, NOW).findings] == ["firewall-cuts"]
+
+
+def test_a_rule_of_the_other_firewall_opens_nothing(site: Site) -> None:
+    plan = cpu_plan(site, firewall="ufw")
+    lines = with_lines(for_plan(plan), ports="9100 812 exporter /system.slice/x.service")
+    lines = with_firewall(lines, *firewalld("  ports: 9100/tcp"))
+    assert [f.code for f in judge(plan, lines, NOW).findings] == ["firewall-cuts"]
+
+
+def test_ssh_that_systemd_listens_for_on_another_port_is_not_shut_out(site: Site) -> None:
+    """Its port may stand in an SSH configuration alone, which the plan does not read."""
+    plan = cpu_plan(site)
+    lines = with_lines(for_plan(plan), ports="2222 1 systemd /init.scope")
+    assert [f.code for f in judge(plan, lines, NOW).findings] == ["firewall-cuts"]
+    lines = with_firewall(
+        lines,
+        'listen LISTEN 0 4096 *:2222 *:* users:(("systemd",pid=1,fd=41))',
+        'established 0 0 10.0.0.1:2222 10.0.0.9:5000 users:(("sshd",pid=8,fd=4))',
+    )
+    assert judge(plan, lines, NOW).findings == ()
+
+
+def test_ipv6_clients_of_a_host_whose_ufw_takes_none_stop_it(site: Site) -> None:
+    plan = cpu_plan(site, client_networks=["2001:db8::/32", "10.0.0.0/8"], firewall="ufw")
+    lines = with_lines(for_plan(plan), firewall="ufw inactive")
+    assert judge(plan, lines, NOW).findings == ()
+    (finding,) = judge(plan, with_lines(lines, firewall="ipv6 no"), NOW).findings
+    assert (finding.code, finding.severity) == ("firewall-ipv6", "error")
+    assert "2001:db8::/32" in finding.needed
+    assert "10.0.0.0/8" not in finding.needed
+    plain = cpu_plan(site, client_networks=["10.0.0.0/8"], firewall="ufw")
+    assert judge(plain, with_lines(lines, firewall="ipv6 no"), NOW).findings == ()
+
+
+def test_a_firewall_that_lets_in_what_no_rule_names_is_told(site: Site) -> None:
+    plan = cpu_plan(site, firewall="ufw")
+    policy = 'policy "ACCEPT"'
+    on, off = (with_firewall(for_plan(plan), line, policy) for line in (UFW_ON, "ufw inactive"))
+    (finding,) = judge(plan, on, NOW).findings
+    assert (finding.code, finding.remedy) == ("firewall-open", "ufw default deny incoming")
+    # the deploy that switches it on sets it
+    assert judge(plan, off, NOW).findings == ()
+    zones = cpu_plan(site, firewall="firewalld")
+    for state in ("running", "not running"):
+        opened = (line.replace(": default", ": ACCEPT") for line in firewalld(state=state))
+        lines = with_firewall(for_plan(zones), *opened)
+        assert [f.code for f in judge(zones, lines, NOW).findings] == ["firewall-open"]
 
 
 @pytest.mark.parametrize(
@@ -492,21 +609,20 @@ def test_ssh_and_what_is_ours_is_not_shut_out(site: Site, listener: str) -> None
 
 def test_a_guarded_port_that_others_opened_is_told(gateway_site: Site) -> None:
     plan = gateway_site.plan().hosts["gpu-1"]
-    wide = "ufw 8000   ALLOW   Anywhere"
+    wide = stored("allow any 8000 0.0.0.0/0 any 0.0.0.0/0 in")
 
     def codes(*lines: str, of: HostPlan = plan) -> list[str]:
-        text = with_lines(for_plan(of, UBUNTU, "gpu/h100-x8"), firewall=lines[0])
-        for line in lines[1:]:
-            text = with_lines(text, firewall=line)
+        text = with_firewall(for_plan(of, UBUNTU, "gpu/h100-x8"), *lines)
         return [finding.code for finding in judge(of, text, NOW).findings]
 
     assert codes(UFW_ON) == []
     assert codes(UFW_ON, wide) == ["firewall-open"]
-    assert codes(UFW_ON, "ufw Default: allow (incoming)") == ["firewall-open"]
-    assert codes(UFW_ON, "ufw 8000/tcp   ALLOW   10.30.0.100") == []
+    assert codes(UFW_ON, stored("allow tcp 8000:8100 ::/0 any ::/0 in")) == ["firewall-open"]
+    assert codes(UFW_ON, stored("deny any any 0.0.0.0/0 any 0.0.0.0/0 in"), wide) == []
+    assert codes(UFW_ON, stored("allow tcp 8000 0.0.0.0/0 any 10.30.0.100 in")) == []
     gateway_site.serving["firewall"] = "unmanaged"
     unmanaged = gateway_site.plan().hosts["gpu-1"]
-    assert codes("ufw Status: inactive", of=unmanaged) == ["firewall-open"]
+    assert codes("ufw inactive", of=unmanaged) == ["firewall-open"]
 
 
 # Drivers that the run installs

@@ -12,6 +12,7 @@ import pytest
 from probes import RECORDED, answer, facts
 
 from fp8fleet import catalog
+from fp8fleet.firewalls import Firewall
 from fp8fleet.preflight.facts import (
     Security,
     parts_of,
@@ -54,8 +55,8 @@ def test_kysec_and_selinux_are_two_things() -> None:
     first, third = facts("os/kylin-v10-sp1").security, facts("os/kylin-v10-sp3").security
     assert (first.kysec, first.kysec_exec, first.selinux) == (True, "warning", "disabled")
     assert (third.kysec, third.kysec_exec, third.selinux) == (True, "off", "enforcing")
-    assert third.firewall == "firewalld"
-    assert third.open_ports == ("22/tcp", "8080/tcp")
+    assert third.firewall and third.firewall.name == "firewalld"
+    assert [port for port in (22, 8080, 9090) if third.firewall.is_open(port)] == [22, 8080]
     assert facts().security.selinux == "absent"
 
 
@@ -285,49 +286,88 @@ def test_who_listens_beyond_loopback_is_told_unasked(address: str, told: bool) -
         assert (listening.getsockname()[1] in ports) == told
 
 
-def firewall(*lines: str) -> Security:
+def security(*lines: str) -> Security:
     found = parts_of(["@firewall", *(f" {line}" for line in lines), " =0", "@end"])
     assert found is not None
     return read_facts(found).security
 
 
+def firewall(*lines: str) -> Firewall:
+    """The one that the lines are about, on or off."""
+    (found,) = security(*lines).firewalls
+    return found
+
+
+UFW = (
+    "ufw active",
+    "ipv6 yes",
+    'policy "DROP"',
+    "### tuple ### allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in comment=667038666c65657420737368",
+    "### tuple ### allow tcp 8000 0.0.0.0/0 any 10.0.0.5 in comment=667038666c656574",
+    "### tuple ### deny tcp 9000 0.0.0.0/0 any 0.0.0.0/0 in",
+    "### tuple ### allow any 8443 ::/0 any ::/0 in",
+)
+
+
 def test_what_ufw_lets_in_is_read_whether_it_is_on_or_off() -> None:
-    on = firewall(
-        "ufw Status: active",
-        "ufw Default: deny (incoming), allow (outgoing), disabled (routed)",
-        "ufw 22/tcp                     ALLOW IN    Anywhere                   # fp8fleet ssh",
-        "ufw 8000/tcp                   ALLOW IN    10.0.0.5                   # fp8fleet",
-        "ufw 8443 (v6)                  ALLOW IN    Anywhere (v6)",
-        "ufw 9000/tcp                   DENY IN     Anywhere",
-    )
-    assert (on.firewall, on.lets_all_in) == ("ufw", False)
-    assert on.open_ports == ("22/tcp", "8000/tcp", "8443")
-    assert on.open_to_all == ("22/tcp", "8443")
-    off = firewall(
-        "ufw Status: inactive",
-        "added allow 9100/tcp",
-        "added allow from 10.0.0.5 to any port 8000 proto tcp comment 'fp8fleet'",
-        "added deny 9000",
-    )
-    assert (off.firewall, off.open_ports, off.open_to_all) == (
-        None,
-        ("9100", "8000"),
-        ("9100",),
-    )
-    assert firewall("ufw Status: active", "ufw Default: allow (incoming)").lets_all_in
+    ports = (22, 8000, 8443, 9000)
+    for state in ("active", "inactive"):
+        ufw = firewall(f"ufw {state}", *UFW[1:])
+        assert (ufw.name, ufw.active, ufw.lets_all_in) == ("ufw", state == "active", False)
+        assert [port for port in ports if ufw.lets_in(port)] == [22, 8000, 8443]
+        assert [port for port in ports if ufw.is_open(port)] == [22, 8443]
+    assert security(*UFW).firewall == firewall(*UFW)
+    assert security("ufw inactive").firewall is None
+
+
+def test_ufws_defaults_are_read() -> None:
+    assert firewall("ufw active", 'policy "ACCEPT"').lets_all_in
+    assert not firewall("ufw active", 'policy "REJECT"').lets_all_in
+    assert firewall("ufw active", "ipv6 yes").ipv6
+    assert not firewall("ufw active", "ipv6 no").ipv6
+    assert firewall("ufw active").ipv6
+
+
+FIREWALLD = (
+    "zone public (active)",
+    "zone   target: default",
+    "zone   interfaces: eth0",
+    "zone   sources: ",
+    "zone   services: ssh cockpit",
+    "zone   ports: 9100-9200/tcp 9300/udp",
+    "zone   rich rules: ",
+    'zone \trule family="ipv4" source address="10.0.0.5" port port="8000" protocol="tcp" accept',
+    "default public",
+    'service /usr/lib/firewalld/services/ssh.xml:  <port protocol="tcp" port="22"/>',
+    'service /usr/lib/firewalld/services/cockpit.xml:  <port protocol="tcp" port="9090"/>',
+    'service /usr/lib/firewalld/services/http.xml:  <port protocol="tcp" port="80"/>',
+)
 
 
 def test_what_firewalld_lets_in_is_read_whether_it_is_on_or_off() -> None:
-    rich = (
-        'rich rule family="ipv4" source address="10.0.0.5" port port="8000" protocol="tcp" accept'
+    ports = (22, 80, 8000, 9090, 9150, 9300)
+    for state in ("running", "not running"):
+        firewalld = firewall(f"firewalld {state}", *FIREWALLD)
+        assert (firewalld.name, firewalld.active) == ("firewalld", state == "running")
+        assert not firewalld.lets_all_in
+        assert [port for port in ports if firewalld.lets_in(port)] == [22, 8000, 9090, 9150]
+        assert [port for port in ports if firewalld.is_open(port)] == [22, 9090, 9150]
+    open_zone = ("zone trusted", "zone   target: ACCEPT", "default trusted")
+    assert firewall("firewalld running", *open_zone).lets_all_in
+
+
+def test_a_service_that_the_operator_changed_has_the_operators_ports() -> None:
+    own = 'service /etc/firewalld/services/cockpit.xml:  <port port="9999" protocol="tcp"/>'
+    firewalld = firewall("firewalld running", *FIREWALLD, own)
+    assert (firewalld.lets_in(9999), firewalld.lets_in(9090)) == (True, False)
+
+
+def test_sshs_ports_are_read_behind_systemds_socket_too() -> None:
+    lines = (
+        'listen LISTEN 0 4096 *:2222 *:* users:(("systemd",pid=1,fd=41))',
+        'established 0 0 10.0.0.1:2222 10.0.0.9:5000 users:(("sshd",pid=8,fd=4))',
     )
-    on = firewall("firewalld running", "open 9100/tcp 9200/udp", rich, "target default")
-    assert (on.firewall, on.lets_all_in) == ("firewalld", False)
-    assert on.open_ports == ("9100/tcp", "9200/udp", "8000/tcp")
-    assert on.open_to_all == ("9100/tcp", "9200/udp")
-    off = firewall("firewalld not running", 'rich rule port port="8080" protocol="tcp" accept')
-    assert (off.firewall, off.open_to_all) == (None, ("8080/tcp",))
-    assert firewall("firewalld running", "target ACCEPT").lets_all_in
+    assert security(*lines).ssh_ports == (2222,)
 
 
 def test_the_script_fits_a_command_line() -> None:

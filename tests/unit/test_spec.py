@@ -214,8 +214,56 @@ def test_a_name_or_a_broken_address_is_refused(key: str, address: str) -> None:
     assert "an IP address is needed" in refused(**{key: address})
 
 
-def test_an_ipv6_address_is_taken_in_its_short_form() -> None:
-    assert spec(service_address="fd00:0:0::0011").service_address == "fd00::11"
+@pytest.mark.parametrize(
+    ("address", "expected"), [("fd00:0:0::0011", "fd00::11"), ("::ffff:10.0.0.1", "10.0.0.1")]
+)
+def test_an_address_is_taken_in_one_form(address: str, expected: str) -> None:
+    assert spec(service_address=address).service_address == expected
+    assert spec(client_networks=[address]).client_networks == (expected,)
+
+
+@pytest.mark.parametrize("key", ["service_address", "storage_address"])
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1", "a host's own"),
+        ("127.8.0.1", "a host's own"),
+        ("::1", "a host's own"),
+        ("::ffff:127.0.0.1", "a host's own"),
+        ("0.0.0.0", "no host's address"),
+        ("::", "no host's address"),
+        ("224.0.0.1", "multicast"),
+        ("ff02::1", "multicast"),
+        ("255.255.255.255", "broadcast"),
+        ("fe80::1", "link-local"),
+        ("fe80::1%eth0", "has a zone"),
+        ("fd00::1%eth0", "has a zone"),
+    ],
+)
+def test_an_address_that_no_other_host_could_reach_is_refused(
+    key: str, address: str, why: str
+) -> None:
+    assert why in refused(**{key: address})
+
+
+@pytest.mark.parametrize("network", ["0.0.0.0/0", "::/0", "::ffff:0:0/96"])
+def test_a_network_of_everybody_is_refused(network: str) -> None:
+    """It would be one family's everybody, where no network at all means both."""
+    assert "leave client_networks empty, then everybody may" in refused(client_networks=[network])
+
+
+@pytest.mark.parametrize(
+    "network", ["0.0.0.0", "::", "224.0.0.0/4", "ff02::1", "255.255.255.255", "fe80::1%eth0"]
+)
+def test_a_network_that_nobody_connects_from_is_refused(network: str) -> None:
+    refused(client_networks=[network])
+
+
+def test_a_mapped_network_is_the_ipv4_network_in_it() -> None:
+    assert spec(client_networks=["::ffff:10.0.0.0/104", "fe80::/10"]).client_networks == (
+        "10.0.0.0/8",
+        "fe80::/10",
+    )
 
 
 @pytest.mark.parametrize(
