@@ -198,7 +198,20 @@ class InstanceSpec(Spec):
         default=(), description="Indices of the devices it may use. Empty on a CPU host."
     )
     tensor_parallel_size: Annotated[int, Field(ge=1, strict=True)] = Field(
-        default=1, description="Number of devices that share the model's weights."
+        default=1, description="Number of devices that share each layer's weights."
+    )
+    pipeline_parallel_size: Annotated[int, Field(ge=1, strict=True)] = Field(
+        default=1, description="Number of parts of the model's layers, one after the other."
+    )
+    group: Annotated[str, StringConstraints(pattern=r"^\w[\w-]*$")] | None = Field(
+        default=None,
+        description="Inventory group whose hosts run this server together, the first with its API;"
+        " for a model larger than a host. Unset: each host has a server of its own.",
+    )
+    master_port: Annotated[int, Field(ge=1024, le=65534, strict=True)] = Field(
+        default=29501,
+        description="With group: port of the first host where the others meet; the next port is"
+        " taken too.",
     )
     options: dict[str, Option] = Field(
         default_factory=dict,
@@ -209,9 +222,13 @@ class InstanceSpec(Spec):
     def _sane(self) -> InstanceSpec:
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {list(self.devices)} names one device twice")
-        if self.devices and self.tensor_parallel_size > len(self.devices):
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.devices and not self.group and ranks > len(self.devices):
+            size = f"tensor_parallel_size {self.tensor_parallel_size}"
+            if self.pipeline_parallel_size > 1:
+                size += f" x pipeline_parallel_size {self.pipeline_parallel_size}"
             raise ValueError(
-                f"tensor_parallel_size {self.tensor_parallel_size} needs as many devices,"
+                f"{size} needs as many devices,"
                 f" {len(self.devices)} are listed: list more or lower it"
             )
         for key in self.options:
@@ -230,6 +247,11 @@ _OWNED_OPTIONS = {
     "port": "the instance's port",
     "api-key": "api_key",
     "tensor-parallel-size": "the instance's tensor_parallel_size",
+    "pipeline-parallel-size": "the instance's pipeline_parallel_size",
+    "nnodes": "the instance's group",
+    "node-rank": "the instance's group",
+    "master-addr": "the instance's group",
+    "master-port": "the instance's master_port",
     "served-model-name": "served_model_name",
     "shutdown-timeout": "drain_timeout",
     "uds": "the instance's port",
@@ -631,6 +653,11 @@ class HostSpec(Spec):
     def _check_ports(self) -> None:
         users: dict[int, str] = {}
         ports = [(f"instance {i.name}", i.port) for i in self.instances]
+        for instance in self.instances:
+            if instance.group:
+                ports.append((f"instance {instance.name}'s master_port", instance.master_port))
+                link = f"instance {instance.name}'s nodes (master_port + 1)"
+                ports.append((link, instance.master_port + 1))
         if self.storage_address and self.peer_transfer:
             ports.append(("peer_port", self.peer_port))
         ports += [

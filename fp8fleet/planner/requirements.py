@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from packaging.version import Version
-
 from fp8fleet import catalog
 from fp8fleet.catalog_check import Target
 from fp8fleet.plan import (
@@ -16,6 +14,7 @@ from fp8fleet.plan import (
     Requirements,
     Space,
 )
+from fp8fleet.planner.budget import memory_fraction
 from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec, InstanceSpec
 
@@ -57,15 +56,19 @@ def _environment_space(environment: EnvironmentPlan, size: int) -> Space:
 
 
 def _devices(spec: HostSpec, instance: InstanceSpec) -> Devices:
-    """vLLM's default share of a device's memory is 0.92 since 0.20, 0.9 before."""
-    new = Version(catalog.release_version(spec.engine_release or "")) >= Version("0.20")
-    share = instance.options.get("gpu-memory-utilization", 0.92 if new else 0.9)
-    fraction = float(share) if isinstance(share, int | float) else 1.0
+    fraction = memory_fraction(spec, instance)
     return Devices(instance.name, instance.devices, instance.tensor_parallel_size, fraction)
 
 
 def _ports(own: Serving | None, proxy: ProxyPlan | None) -> tuple[PlannedPort, ...]:
-    ports = [PlannedPort(i.port, f"server {i.name}", i.unit) for i in own.instances] if own else []
+    ports = []
+    for instance in own.instances if own else ():
+        name, unit = f"server {instance.name}", instance.unit
+        if instance.has_api:
+            ports.append(PlannedPort(instance.port, name, unit))
+        if instance.node and instance.has_api:
+            ports.append(PlannedPort(instance.node.master_port, name, unit))
+            ports.append(PlannedPort(instance.node.link_port, name, unit))
     if proxy:
         ports.append(PlannedPort(proxy.listen, "the proxy", "nginx.service"))
         ports.append(PlannedPort(proxy.status_port, "the proxy's status", "nginx.service"))

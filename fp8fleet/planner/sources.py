@@ -15,6 +15,7 @@ from fp8fleet.headers import HEADERS, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
+from fp8fleet.planner.budget import check_shared_devices
 from fp8fleet.planner.environments import engine_environment
 from fp8fleet.planner.servers import instance_plan
 from fp8fleet.planner.serving import Serving
@@ -37,6 +38,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         manifest = load_manifest(root / spec.model_manifest)
         target = _target_of(spec, manifest)
         notes = _check_release(spec, target)
+        check_shared_devices(spec)
         lock = read_lock(root / spec.engine_requirements)
         have = lock.versions.get(release.distribution)
         if have != catalog.release_version(spec.engine_release):

@@ -52,10 +52,12 @@ def _closed(case: Case) -> Iterator[Finding]:
     security = case.facts.security
     if security.firewall is None or security.lets_all_in:
         return
-    let_in = {port.removesuffix("/tcp") for port in security.open_ports}
-    for port in sorted({rule.port for rule in case.firewall.rules}):
-        if str(port) not in let_in:
-            who = "for gateways or other hosts" if port in case.firewall.guarded else "for clients"
+    let_in = {port.removesuffix("/tcp").replace(":", "-") for port in security.open_ports}
+    to_all = {rule.ports() for rule in case.firewall.rules if not rule.source}
+    planned = sorted(case.firewall.rules, key=lambda rule: rule.port)
+    for port in dict.fromkeys(rule.ports() for rule in planned):
+        if port not in let_in:
+            who = "for clients" if port in to_all else "for gateways or other hosts"
             yield Finding(
                 "firewall-closed",
                 f"{security.firewall} is active, port {port} is not open",
@@ -67,7 +69,9 @@ def _closed(case: Case) -> Iterator[Finding]:
 def _cuts(case: Case) -> Iterator[Finding]:
     """Other services that would be shut out when the firewall is switched on."""
     let_in = {port.removesuffix("/tcp") for port in case.facts.security.open_ports}
-    planned = {port.port for port in case.needs.ports} | {r.port for r in case.firewall.rules}
+    planned = {port.port for port in case.needs.ports} | {
+        r.port for r in case.firewall.rules if not r.last
+    }
     units = {port.unit for port in case.needs.ports}
     cut = {
         listener.port: listener.program

@@ -105,26 +105,32 @@ def _stored(line: str) -> tuple[str, FirewallRule, str] | None:
     """An incoming TCP rule of user.rules: action, rule, comment (which is in hexadecimal)."""
     anywhere = r"(?:0\.0\.0\.0/0|::/0)"
     match = re.fullmatch(
-        r"### tuple ### (allow|limit|deny|reject) tcp (\d+)"
+        r"### tuple ### (allow|limit|deny|reject) tcp (\d+)(?::(\d+))?"
         rf" {anywhere} any (\S+) in(?: comment=([0-9a-f]*))?",
         line,
     )
     if match is None:
         return None
-    source = None if re.fullmatch(anywhere, match[3]) else match[3]
-    comment = bytes.fromhex(match[4] or "").decode(errors="replace")
-    return match[1], FirewallRule(int(match[2]), source), comment
+    source = None if re.fullmatch(anywhere, match[4]) else match[4]
+    comment = bytes.fromhex(match[5] or "").decode(errors="replace")
+    return match[1], _rule(match[2], match[3], source), comment
 
 
 def _in_force(line: str) -> FirewallRule | None:
     """A rule as `iptables -S` prints it."""
     match = re.fullmatch(
-        r"-A ufw6?-user-input (?:-s (\S+) )?-p tcp -m tcp --dport (\d+) -j ACCEPT", line
+        r"-A ufw6?-user-input (?:-s (\S+) )?-p tcp"
+        r" -m (?:tcp|multiport) --dports? (\d+)(?::(\d+))? -j ACCEPT",
+        line,
     )
     if match is None:
         return None
     source = re.sub(r"(?<=\.)(\d+)/32$|/128$", r"\1", match[1]) if match[1] else None
-    return FirewallRule(int(match[2]), source)
+    return _rule(match[2], match[3], source)
+
+
+def _rule(port: str, last: str | None, source: str | None) -> FirewallRule:
+    return FirewallRule(int(port), source, int(last) if last else None)
 
 
 def ssh_ports(output: Iterable[str]) -> tuple[int, ...]:

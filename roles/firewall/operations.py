@@ -179,7 +179,7 @@ def _ufw_add(rules: Iterable[FirewallRule], comment: str) -> Iterator[StringComm
 
 
 def _ufw_words(rule: FirewallRule) -> str:
-    return f"allow proto tcp from {rule.source or 'any'} to any port {rule.port}"
+    return f"allow proto tcp from {rule.source or 'any'} to any port {rule.ports(':')}"
 
 
 # firewalld
@@ -265,7 +265,7 @@ def rich_rule(rule: FirewallRule) -> str:
     if rule.source:
         family = "ipv6" if ":" in rule.source else "ipv4"
         source = f' family="{family}" source address="{rule.source}"'
-    return f'rule{source} port port="{rule.port}" protocol="tcp" accept'
+    return f'rule{source} port port="{rule.ports()}" protocol="tcp" accept'
 
 
 def _zones_in_use(state: FirewalldState) -> list[str]:

@@ -5,7 +5,7 @@ from pyinfra.api.deploy import deploy
 
 from fp8fleet.session import host_plan
 from roles.operations import place
-from roles.vllm.operations import serve_instance, stop_unplanned
+from roles.vllm.operations import follow, serve_instance, stop_unplanned
 
 
 @deploy("vLLM")
@@ -17,8 +17,9 @@ def serve() -> None:
         files=plan.role_files("vllm"),
         absent=plan.role_absent("vllm"),
     )
+    follow(name="Nodes of other hosts' servers", plan=plan)
     # pyinfra shows one name for all hosts, so it must not name a host's own instance
-    for number, instance in enumerate(host.loop(plan.instances), 1):
+    for number, instance in enumerate(host.loop(plan.servers), 1):
         serve_instance(name=f"Server {number}", plan=plan, instance=instance)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from pyinfra import host
-from pyinfra.api import StringCommand, operation
+from pyinfra.api import FunctionCommand, StringCommand, operation
 
 from fp8fleet.plan import (
     CONFIG_DIRECTORY,
@@ -18,39 +18,89 @@ from fp8fleet.plan import (
     UNIT_PREFIX,
     HostPlan,
     InstancePlan,
+    NodePlan,
 )
-from roles.operations import streamed
-from roles.vllm.facts import Server, UnitNames
+from roles.operations import failed, streamed
+from roles.vllm.facts import Server, ServerState, UnitNames
 
 
 @operation()
-def serve_instance(plan: HostPlan, instance: InstancePlan) -> Iterator[StringCommand]:
+def serve_instance(
+    plan: HostPlan, instance: InstancePlan
+) -> Iterator[StringCommand | FunctionCommand]:
     """Have a server run from its planned files, ready and warm.
 
     A server that was started from them is left alone, whoever started it. They are compared as
     planned, not as they lie on the disk, so that `--dry` shows a restart before they are placed.
     """
     ready = _ready_command(plan, instance)
-    state = host.get_fact(
+    state = _state(instance, f"{ready} --check")
+    restart = _restarts(plan, instance, state)
+    if instance.node and (restart or not state.ready) and _missing(instance.node):
+        yield _incomplete(instance.name, instance.node)
+        return
+    yield from _running(instance, state, restart)
+    if restart or not state.ready:
+        yield streamed(ready)
+
+
+@operation()
+def follow(plan: HostPlan) -> Iterator[StringCommand | FunctionCommand]:
+    """Have this host's nodes of other hosts' servers run from their planned files.
+
+    Before any server is waited for: heads need them, and they need no answer but the head's.
+    """
+    for instance in plan.instances:
+        if instance.has_api or not instance.node:
+            continue
+        state = _state(instance, check="true")
+        restart = _restarts(plan, instance, state)
+        if restart and _missing(instance.node):
+            yield _incomplete(instance.name, instance.node)
+            return
+        yield from _running(instance, state, restart)
+
+
+def _state(instance: InstancePlan, check: str) -> ServerState:
+    state: ServerState = host.get_fact(
         Server,
         unit=instance.unit,
         instance=instance.name,
         port=instance.port,
-        check=f"{ready} --check",
+        check=check,
     )
+    return state
+
+
+def _restarts(plan: HostPlan, instance: InstancePlan, state: ServerState) -> bool:
+    return not state.active or state.started_from != _digests(plan, instance)
+
+
+def _running(instance: InstancePlan, state: ServerState, restart: bool) -> Iterator[StringCommand]:
     if state.needs_reload or not state.active:
         yield StringCommand("systemctl daemon-reload")
     if not state.enabled:
         yield StringCommand(f"systemctl enable --quiet {instance.unit}")
-    restart = not state.active or state.started_from != _digests(plan, instance)
     if restart:
         if state.port_holder not in (None, instance.unit):
             # A renamed server, or two that swap ports: the old one would answer for the new one.
             yield streamed(f"systemctl stop {state.port_holder}")
         yield StringCommand(f"systemctl reset-failed {instance.unit} 2>/dev/null || true")
         yield streamed(f"systemctl restart {instance.unit}")
-    if restart or not state.ready:
-        yield streamed(ready)
+
+
+def _incomplete(name: str, node: NodePlan) -> FunctionCommand:
+    return failed(
+        f"server {name}: its nodes start together, and {', '.join(_missing(node))} of group"
+        f" {node.group} failed or is left out of this run (--limit): run on"
+        f" {', '.join(node.hosts)}"
+    )
+
+
+def _missing(node: NodePlan) -> list[str]:
+    """Hosts of the group that this run does not, or no longer, work on."""
+    active = {other.name for other in host.state.inventory.get_active_hosts()}
+    return [name for name in node.hosts if name not in active]
 
 
 def _digests(plan: HostPlan, instance: InstancePlan) -> dict[str, str]:
