@@ -5,13 +5,14 @@ from pyinfra.api.deploy import deploy
 
 from fp8fleet.session import host_plan
 from roles.operations import place
-from roles.vllm.operations import follow, serve_instance, stop_unplanned
+from roles.vllm.operations import follow, nodes_together, serve_instance, stop_unplanned
 
 
 @deploy("vLLM")
 def serve() -> None:
     """Run the planned servers; restart those whose files changed, one after the other."""
     plan = host_plan(host)
+    nodes_together(name="Servers over several hosts are in this run", plan=plan)
     place(
         name="Units, options, environments",
         files=plan.role_files("vllm"),

@@ -25,6 +25,20 @@ from roles.vllm.facts import Server, ServerState, UnitNames
 
 
 @operation()
+def nodes_together(plan: HostPlan) -> Iterator[FunctionCommand]:
+    """Fail a host whose node would change in a run without the other nodes' hosts.
+
+    Before any file is placed: a node that starts again by itself must not read a part of a plan.
+    """
+    for instance in plan.instances:
+        if instance.node and _missing(instance.node):
+            state = _state(plan, instance)
+            if not state.ready or _restarts(plan, instance, state):
+                yield _incomplete(instance.name, instance.node)
+                return
+
+
+@operation()
 def serve_instance(
     plan: HostPlan, instance: InstancePlan
 ) -> Iterator[StringCommand | FunctionCommand]:
@@ -33,35 +47,32 @@ def serve_instance(
     A server that was started from them is left alone, whoever started it. They are compared as
     planned, not as they lie on the disk, so that `--dry` shows a restart before they are placed.
     """
-    ready = _ready_command(plan, instance)
-    state = _state(instance, f"{ready} --check")
+    state = _state(plan, instance)
     restart = _restarts(plan, instance, state)
     if instance.node and (restart or not state.ready) and _missing(instance.node):
-        yield _incomplete(instance.name, instance.node)
+        yield _incomplete(instance.name, instance.node)  # a node's host failed in this run
         return
     yield from _running(instance, state, restart)
     if restart or not state.ready:
-        yield streamed(ready)
+        yield streamed(_ready_command(plan, instance))
 
 
 @operation()
-def follow(plan: HostPlan) -> Iterator[StringCommand | FunctionCommand]:
+def follow(plan: HostPlan) -> Iterator[StringCommand]:
     """Have this host's nodes of other hosts' servers run from their planned files.
 
-    Before any server is waited for: heads need them, and they need no answer but the head's.
+    Before any server is waited for, since its head waits for its nodes. Whether they work is for
+    the head to prove: a completion goes through all of them.
     """
     for instance in plan.instances:
-        if instance.has_api or not instance.node:
-            continue
-        state = _state(instance, check="true")
-        restart = _restarts(plan, instance, state)
-        if restart and _missing(instance.node):
-            yield _incomplete(instance.name, instance.node)
-            return
-        yield from _running(instance, state, restart)
+        if not instance.has_api:
+            state = _state(plan, instance)
+            yield from _running(instance, state, _restarts(plan, instance, state))
 
 
-def _state(instance: InstancePlan, check: str) -> ServerState:
+def _state(plan: HostPlan, instance: InstancePlan) -> ServerState:
+    """A node without an API is ready when its unit is active."""
+    check = f"{_ready_command(plan, instance)} --check" if instance.has_api else "true"
     state: ServerState = host.get_fact(
         Server,
         unit=instance.unit,
