@@ -80,6 +80,8 @@ class LayerGroup:
     """Tokens that a sliding layer looks back; None: all."""
     rope: Mapping[str, Any] = field(default_factory=dict)
     """RoPE parameters in transformers' 5 spelling: rope_type, rope_theta, factor, ..."""
+    kv_shared: int = 0
+    """Of them those that use the keys and values of earlier layers."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +180,22 @@ def _dtype(*parts: Model) -> str | None:
 def _groups(text: TextModel, part: Config) -> tuple[LayerGroup, ...]:
     """The layers, those that are alike together, in the order in which they first appear."""
     ropes = {kind: _known_rope(given) for kind, given in _rope_parts(part).items()}
-    found: dict[tuple[Any, ...], int] = {}
+    own = (text.num_hidden_layers or 0) - (text.num_kv_shared_layers or 0)
+    found: dict[tuple[Any, ...], list[bool]] = {}
     for number, kind in enumerate(_layer_types(text)):
         key = (kind, *_heads(text, part, number, kind))
-        found[key] = found.get(key, 0) + 1
+        found.setdefault(key, []).append(number >= own)
     return tuple(
-        LayerGroup(kind, size, kv_heads, head_dim, window, ropes.get(kind, ropes.get("", {})))
-        for (kind, kv_heads, head_dim, window), size in found.items()
+        LayerGroup(
+            kind,
+            len(shared),
+            kv_heads,
+            head_dim,
+            window,
+            ropes.get(kind, ropes.get("", {})),
+            sum(shared),
+        )
+        for (kind, kv_heads, head_dim, window), shared in found.items()
     )
 
 

@@ -27,7 +27,7 @@ from fp8fleet.manifest_create import (
     create_manifest,
 )
 from fp8fleet.output import run, say
-from fp8fleet.plan import FleetPlan, HostPlan, PlannedFile
+from fp8fleet.plan import FleetPlan, HostPlan, InstancePlan, PlannedFile
 from fp8fleet.planner import make_plan
 from fp8fleet.secrets import SecretRef
 from fp8fleet.session import limited
@@ -224,6 +224,7 @@ def _print_host(console: Console, host: HostPlan) -> None:
         if instance.node:
             part = f"{instance.node.rank + 1} of {len(instance.node.hosts)}"
             rows.append(("  node", f"{part}: {' '.join(instance.node.hosts)}"))
+        rows += _capacity_rows(instance)
         rows += [("  note", note) for note in instance.notes]
     if host.proxy:
         upstreams = " ".join(host.proxy.upstreams)
@@ -238,6 +239,33 @@ def _print_host(console: Console, host: HostPlan) -> None:
     rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
     for label, text in rows:
         console.print(f"  {label:<18} {text}", markup=False)
+
+
+def _capacity_rows(instance: InstancePlan) -> list[tuple[str, str]]:
+    """What a server's KV cache holds, and the sum that says so."""
+    capacity = instance.capacity
+    if capacity is None:
+        why = instance.capacity_unknown
+        return [("  KV cache", f"unknown: {why}")] if why else []
+    if capacity.measured_kv_tokens is None:
+        tokens = f"about {capacity.kv_tokens:,} tokens (estimate)"
+    else:
+        error = f"{100 * (capacity.error or 0):+.2f} %"
+        tokens = f"{capacity.measured_kv_tokens:,} tokens (measured; the estimate is {error} off)"
+    if capacity.context:
+        tokens += f", {capacity.sequences:,.1f} sequences of {capacity.context:,}"
+    largest = f"the largest context is {capacity.largest_context:,}"
+    terms = " - ".join(f"{_binary(p.bytes)} {p.name} ({p.how})" for p in capacity.parts)
+    return [
+        ("  KV cache", f"{tokens}; {largest}"),
+        ("  a device", f"{_binary(capacity.kv_bytes)} = {terms}"),
+    ]
+
+
+def _binary(size: int) -> str:
+    """Bytes without their sign, in GiB or MiB: ``240 MiB``."""
+    size = abs(size)
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def _render(arguments: argparse.Namespace) -> int:

@@ -109,6 +109,8 @@ _ALIASES: tuple[tuple[object, str], ...] = (
     (spec.Network, "network or IP address"),
     (spec.DriverVersion, 'version in quotes, such as `"580.95.05"`'),
     (spec.PackageName, "package name"),
+    (spec.DeviceCount, "number of devices, 1 to 16"),
+    (spec.DevicePair, "pair of devices"),
 )
 """Types by identity, in an operator's words."""
 

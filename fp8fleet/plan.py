@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fp8fleet.capacity import Part
 from fp8fleet.catalog_check import Target
+from fp8fleet.measured import Combination
 from fp8fleet.secrets import SecretRef
+from fp8fleet.topology import Topology
 
 CONFIG_DIRECTORY = "/etc/fp8fleet"
 
@@ -254,6 +257,39 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
+class CapacityPlan:
+    """What a server's KV cache holds, computed from the stored headers."""
+
+    parts: tuple[Part, ...]
+    """Of a device's memory, the fullest's; they add up to ``kv_bytes``."""
+    kv_bytes: int
+    kv_tokens: int
+    """The estimate."""
+    measured_kv_tokens: int | None
+    """Counts in its place where it is known."""
+    error: float | None
+    """Of the estimate: 0.01 is one percent too much."""
+    context: int | None
+    """Tokens that a sequence may have."""
+    sequences: float | None
+    """Of that many tokens, at once."""
+    largest_context: int
+    """Tokens of the longest sequence that fits and that the model takes."""
+    combination: Combination
+    """What a measurement has to have in common with it."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The CPUs and the memory that a server is bound to."""
+
+    cpus: str
+    """Such as ``0-51,104-155``."""
+    numa_node: int | None
+    """Whose memory is taken first; None: that beside the CPU that asks for it."""
+
+
+@dataclass(frozen=True)
 class InstancePlan:
     """One vLLM server as a systemd unit."""
 
@@ -262,6 +298,8 @@ class InstancePlan:
     address: str
     port: int
     devices: tuple[int, ...]
+    binding: Binding | None
+    """None: it may run on every CPU."""
     model_id: str
     options: dict[str, Any]
     options_file: str
@@ -275,6 +313,10 @@ class InstancePlan:
     notes: tuple[str, ...]
     node: NodePlan | None = None
     """None: the server is this host's alone."""
+    capacity: CapacityPlan | None = None
+    """None: not known."""
+    capacity_unknown: str | None = None
+    """Why; None too where nothing can be known, as of a CPU."""
 
     @property
     def has_api(self) -> bool:
@@ -433,6 +475,8 @@ class Requirements:
     """What the catalogue's gates go by; the driver is the host's to tell."""
     release: str | None
     devices: tuple[Devices, ...]
+    topology: Topology | None
+    """The host's devices and their links as the inventory declares them."""
     ports: tuple[PlannedPort, ...]
     spaces: tuple[Space, ...]
     directories: tuple[str, ...]

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from fp8fleet.errors import CheckFailed, OperatorError
 from fp8fleet.inventory import parse_data, read_inventory
 from fp8fleet.preflight.facts import HostFacts, parts_of, probe_arguments, read_facts
 from fp8fleet.preflight.report import plain
+from fp8fleet.topology import Topology, is_direct, plain_text
 
 PATHS = ("/opt", "/var/lib", "/var/cache")
 """Where the default directories lie."""
@@ -41,6 +43,12 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--data", action="append", default=[], metavar="KEY=VALUE", help="as pyinfra's --data"
     )
+    parser.add_argument(
+        "--topology",
+        type=Path,
+        metavar="DIR",
+        help="write DIR/HOST.txt, the link matrix, for each kind of host",
+    )
     parser.add_argument("--json", action="store_true", help="the facts, for programs")
     parser.set_defaults(func=_probe)
 
@@ -49,11 +57,13 @@ def _probe(arguments: argparse.Namespace) -> int:
     inventory = _inventory(arguments.hosts, parse_data(arguments.data))
     names = _limited(inventory, arguments.limit)
     facts, failed = read_hosts(inventory, names)
+    if arguments.topology:
+        _write_matrices(facts, arguments.topology)
     if arguments.json:
         plain_facts = {name: plain(dataclasses.asdict(found)) for name, found in facts.items()}
         print(json.dumps(plain_facts, indent=1))
     elif facts:
-        print("\n".join(group_data(facts)))
+        print("\n".join(group_data(facts, arguments.topology)))
     if failed:
         raise CheckFailed(f"no answer from {', '.join(failed)}: try `ssh {failed[0]} true`")
     return 0
@@ -118,14 +128,47 @@ def read_hosts(
     return ordered, [name for name in wanted if name not in facts]
 
 
-def group_data(facts: dict[str, HostFacts]) -> Iterator[str]:
-    """Lines of Python: one block for each kind of host, what is no key as a comment."""
-    kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
+def _kinds(facts: dict[str, HostFacts]) -> list[list[str]]:
+    """Names of the hosts, those with equal keys and equal matrices together."""
+    kinds: dict[object, list[str]] = defaultdict(list)
     for name, found in facts.items():
-        kinds[tuple(_keys(found))].append(name)
-    for lines, names in kinds.items():
+        kinds[tuple(_keys(found)), found.accelerators.topology].append(name)
+    return list(kinds.values())
+
+
+def _matrix_path(folder: Path, host: str) -> Path:
+    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.txt"
+
+
+def _write_matrices(facts: dict[str, HostFacts], folder: Path) -> None:
+    for names in _kinds(facts):
+        cards = facts[names[0]].accelerators
+        if cards.topology is None:
+            continue
+        lines = [plain_text(line).rstrip() for line in cards.matrix]
+        split = [f"GPU{device.index}" for device in cards.devices if device.mig]
+        lines += [f"MIG enabled: {' '.join(split)}"] if split else []
+        path = _matrix_path(folder, names[0])
+        beside = path.with_suffix(".new")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            beside.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+            beside.replace(path)
+        except OSError as error:
+            raise OperatorError(f"--topology {folder}: cannot be written: {error}") from None
+
+
+def group_data(facts: dict[str, HostFacts], folder: Path | None = None) -> Iterator[str]:
+    """Lines of Python: one block for each kind of host, what is no key as a comment.
+
+    Args:
+        facts: by host.
+        folder: where the matrices were written; None: nowhere.
+    """
+    for names in _kinds(facts):
         yield f"# {', '.join(names)}"
-        yield from lines
+        yield from _keys(facts[names[0]])
+        yield from _device_keys(facts[names[0]], _matrix_path(folder, names[0]) if folder else None)
         for name in names:
             prefix = f"# {name}: " if len(names) > 1 else "# "
             yield from (prefix + line for line in _remarks(facts[name]))
@@ -150,6 +193,29 @@ def _keys(facts: HostFacts) -> Iterator[str]:
         yield f"engine_release = {_text(release)}"
     elif platform and not strange:
         yield "# engine_release: none of the catalogue fits (`fp8fleet catalog check` says why)"
+
+
+def _device_keys(facts: HostFacts, matrix: Path | None) -> Iterator[str]:
+    cards = facts.accelerators
+    if not cards.devices:
+        return
+    yield f"device_count = {len(cards.devices)}"
+    if matrix and cards.topology:
+        yield f"topology = {_text(matrix.as_posix())}"
+    elif matrix:
+        yield "# topology: the host prints no whole matrix"
+    elif cards.topology and (pairs := _pairs(cards.topology)):
+        yield f"device_pairs = {json.dumps(pairs)}"
+
+
+def _pairs(topology: Topology) -> list[list[int]]:
+    """Devices that are linked directly two by two; none where more of them are."""
+    partners = [
+        [other for other, link in enumerate(row) if is_direct(link)] for row in topology.links
+    ]
+    if any(len(others) > 1 for others in partners):
+        return []
+    return [[index, *others] for index, others in enumerate(partners) if others > [index]]
 
 
 def _text(value: str) -> str:
@@ -204,10 +270,9 @@ def _remarks(facts: HostFacts) -> Iterator[str]:
 def _linked(links: tuple[tuple[str, ...], ...], numa: dict[int, int]) -> Iterator[str]:
     """Which devices may share a model: groups that are linked directly, all to all."""
     groups: list[list[int]] = []
-    direct = ("NV", "HCCS", "SIO", "UB")
     for index, row in enumerate(links):
         for group in groups:
-            if all(row[other].startswith(direct) for other in group):
+            if all(is_direct(row[other]) for other in group):
                 group.append(index)
                 break
         else:

@@ -25,6 +25,7 @@ from pydantic import (
 from fp8fleet import catalog
 from fp8fleet.manifest import check_source
 from fp8fleet.secrets import SecretRef
+from fp8fleet.topology import MAX_DEVICES
 
 SECRET_KEYS = ("api_key", "model_token", "sudo_password")
 """Keys that refer to secrets; their values are never shown."""
@@ -178,6 +179,10 @@ WebUrl = Annotated[str, AfterValidator(_url), AfterValidator(_web)]
 DriverVersion = Annotated[
     str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9][\w.]{0,40}$")
 ]
+DeviceCount = Annotated[int, Field(ge=1, le=MAX_DEVICES, strict=True)]
+DevicePair = tuple[
+    Annotated[int, Field(ge=0, strict=True)], Annotated[int, Field(ge=0, strict=True)]
+]
 Option = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -195,7 +200,9 @@ class InstanceSpec(Spec):
         description="TCP port it listens on; an ordinary user's, at least 1024."
     )
     devices: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = Field(
-        default=(), description="Indices of the devices it may use. Empty on a CPU host."
+        default=(),
+        description="Indices of the devices it may use. Empty on a CPU host, and where the plan"
+        " places it.",
     )
     tensor_parallel_size: Annotated[int, Field(ge=1, strict=True)] = Field(
         default=1, description="Number of devices that share each layer's weights."
@@ -344,6 +351,21 @@ class HostSpec(Spec):
     )
     accelerator: Annotated[str, _known("accelerator", catalog.accelerators())] | None = Field(
         default=None, description="Accelerator of the host, a name from the catalogue, or `cpu`."
+    )
+    device_count: DeviceCount | None = Field(
+        default=None,
+        description="Number of devices of the host. With it, or with topology, servers may leave"
+        " their devices out: the plan places them.",
+    )
+    topology: ProjectFile | None = Field(
+        default=None,
+        description="File with the link matrix of the devices (`fp8fleet probe --topology` writes"
+        " it), relative to the project.",
+    )
+    device_pairs: tuple[DevicePair, ...] = Field(
+        default=(),
+        description="Pairs of devices that are linked directly, such as `[[0, 1], [2, 3]]`, with"
+        " device_count; not used where topology is set.",
     )
     service_user: LinuxUser = Field(
         default="vllm", description="System user, without a shell, that runs the servers."
@@ -677,8 +699,39 @@ class HostSpec(Spec):
         if "peer" in names:
             raise ValueError("instances: the name peer is taken by the unit that shares models")
         for instance in self.instances:
-            if self.accelerator not in (None, "cpu") and not instance.devices:
-                raise ValueError(f"instances: {instance.name}: devices must list at least one")
+            if self.accelerator in (None, "cpu") or instance.devices:
+                continue
+            if instance.group:
+                raise ValueError(
+                    f"instances: {instance.name}: devices must be listed with group: this host's"
+                    " part of the server's"
+                )
+            if not self.device_count and not self.topology:
+                raise ValueError(
+                    f"instances: {instance.name}: devices must list at least one, or device_count"
+                    " or topology must be set: then the plan places it"
+                )
+        self._check_declared_devices()
+
+    def _check_declared_devices(self) -> None:
+        if self.accelerator == "cpu" and (self.device_count or self.topology):
+            key = "topology" if self.topology else "device_count"
+            raise ValueError(f"{key}: a CPU host has no devices: leave it out")
+        if self.device_pairs and not self.topology and not self.device_count:
+            raise ValueError("device_pairs: device_count is needed with it")
+        for first, second in self.device_pairs:
+            if first == second:
+                raise ValueError(f"device_pairs: [{first}, {second}] is one device, no pair")
+        if self.device_count is None:
+            return
+        named = [("device_pairs", index) for pair in self.device_pairs for index in pair]
+        named += [(f"instances: {i.name}", index) for i in self.instances for index in i.devices]
+        for where, index in named:
+            if index >= self.device_count:
+                raise ValueError(
+                    f"{where}: device {index} is outside device_count = {self.device_count}"
+                    f" (0-{self.device_count - 1})"
+                )
 
     def _check_drivers(self) -> None:
         versions: dict[str, str] = {}

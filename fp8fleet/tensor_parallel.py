@@ -17,14 +17,14 @@ _USUAL = (1, 2, 4, 8, 16)
 _TOWERS = ("vision", "visual", "audio", "image", "multi_modal", "mm_")
 """In the names of modules that are not the language model."""
 
-_KEYS_AND_VALUES = frozenset({"k_proj", "v_proj"})
-_COLUMNS = frozenset(
-    {"q_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "w1", "w3"} | _KEYS_AND_VALUES
+KEYS_AND_VALUES = frozenset({"k_proj", "v_proj"})
+COLUMNS = frozenset(
+    {"q_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "w1", "w3"} | KEYS_AND_VALUES
 )
 """Split by rows: every GPU has some outputs."""
-_HALVES = frozenset({"gate_up_proj"})
+HALVES = frozenset({"gate_up_proj"})
 """Two matrices one above the other, each split by rows."""
-_ROWS = frozenset({"o_proj", "down_proj", "w2"})
+ROWS = frozenset({"o_proj", "down_proj", "w2"})
 """Split by columns: every GPU has some inputs."""
 _LAST_OF_FUSED = frozenset({"v_proj", "up_proj", "q_b_proj", "kv_b_proj"})
 """Need not end at a block's edge while nothing is split."""
@@ -51,9 +51,12 @@ def module_of(tensor: str) -> str:
 
 
 def tensor_parallel(
-    architecture: Architecture, quantization: Quantization, tensors: Mapping[str, Tensor]
+    architecture: Architecture,
+    quantization: Quantization,
+    tensors: Mapping[str, Tensor],
+    asked: tuple[int, ...] = (),
 ) -> TensorParallel:
-    """Try the sizes that are usual or divide the heads.
+    """Try the sizes that are usual or divide the heads, and those that are asked for.
 
     What vLLM asks for (0.32): query heads divisible (``Total number of attention heads`` in
     vllm/config/model.py); KV heads divisible, or fewer than GPUs and then replicated
@@ -65,7 +68,7 @@ def tensor_parallel(
     if not heads or not tensors:
         return TensorParallel((), {})
     cuts = _cuts(architecture, quantization, tensors)
-    candidates = {n for n in range(1, LARGEST + 1) if heads % n == 0} | set(_USUAL)
+    candidates = {n for n in range(1, LARGEST + 1) if heads % n == 0} | {*_USUAL, *asked}
     refused = {}
     for size in sorted(candidates):
         reason = _why_not_heads(architecture, size) or _why_not_cuts(cuts, size)
@@ -119,17 +122,17 @@ def _cuts_of(
     scheme = quantization.scheme_of(module)
     quantized = scheme is not None and scheme.dtype == tensor.dtype
     block_rows, block_columns = (scheme.block if scheme and quantized else None) or (1, 1)
-    if kind in _COLUMNS:
-        group = _group_of(architecture, rows) if kind in _KEYS_AND_VALUES else None
+    if kind in COLUMNS:
+        group = group_of_keys(architecture, rows) if kind in KEYS_AND_VALUES else None
         kv_heads = group.kv_heads if group else None
         yield _Cut(rows, block_rows, kv_heads, kind in _LAST_OF_FUSED)
-    elif kind in _HALVES:
+    elif kind in HALVES:
         yield _Cut(rows // 2, block_rows, None, False)
-    elif kind in _ROWS:
+    elif kind in ROWS:
         yield _Cut(columns, block_columns, None, True)
 
 
-def _group_of(architecture: Architecture, rows: int) -> LayerGroup | None:
+def group_of_keys(architecture: Architecture, rows: int) -> LayerGroup | None:
     """The layers whose keys have that many rows together."""
     for group in architecture.groups:
         if group.kv_heads and group.head_dim and group.kv_heads * group.head_dim == rows:

@@ -48,7 +48,16 @@ _data = {
 
 # RPM hosts call themselves Kylin V10, whose C library the wheels of this release are too new for
 # (theirs is Debian's in truth): only a release built on the host is planned there.
-_kinds = {"debian": {}, "rpm": {"platform": "kylin-v10", "engine_build": "source"}}
+_kinds = {
+    "debian": {},
+    "rpm": {
+        "platform": "kylin-v10",
+        "engine_build": "source",
+        "dnf_repositories": [
+            {"name": "lab", "base_url": f"{_site.mirror_url}/rpm", "gpgcheck": False}
+        ],
+    },
+}
 
 serving = (
     [(host.name, {"ssh_hostname": host.address, **_kinds[host.family]}) for host in _site.hosts],

@@ -53,6 +53,8 @@ class Release(_Entry):
     shutdown_timeout: bool
     multi_node: bool = True
     """One server over several hosts without Ray."""
+    gpu_memory_utilization: float = 0.92
+    """Default of ``serve --gpu-memory-utilization``."""
     constraints: tuple[str, ...] = ()
     traps: tuple[Trap, ...] = ()
 
@@ -64,8 +66,18 @@ class Accelerator(_Entry):
     pci: tuple[str, ...] = ()
     compute_capability: str | None = None
     memory_mib: int | None = None
+    engine_memory_mib: int | None = None
     fp8_block: FP8
     alternative: str | None = None
+    batched_tokens: int
+    sequences: int
+
+    @property
+    def engine_bytes(self) -> int | None:
+        """Memory of a device as the engine sees it; None: the catalogue does not know it."""
+        if self.memory_mib is None:
+            return None
+        return (self.engine_memory_mib or self.memory_mib * 99 // 100) << 20
 
 
 class Vendor(_Entry):

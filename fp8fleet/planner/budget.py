@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from packaging.version import Version
+from collections.abc import Sequence
 
 from fp8fleet import catalog
 from fp8fleet.errors import OperatorError
-from fp8fleet.spec import HostSpec, InstanceSpec
+from fp8fleet.plan import InstancePlan
+from fp8fleet.spec import HostSpec
 
 FRACTION = "gpu-memory-utilization"
 
 
-def memory_fraction(spec: HostSpec, instance: InstanceSpec) -> float:
-    """Of each of its devices' memory; vLLM's default is 0.92 since 0.20, 0.9 before."""
-    new = Version(catalog.release_version(spec.engine_release or "")) >= Version("0.20")
-    share = instance.options.get(FRACTION, 0.92 if new else 0.9)
+def memory_fraction(spec: HostSpec, instance: InstancePlan) -> float:
+    """Of each of its devices' memory; the release's default where the options say none."""
+    default = catalog.releases()[spec.engine_release or ""].gpu_memory_utilization
+    share = instance.options.get(FRACTION, default)
     return float(share) if isinstance(share, int | float) else 1.0
 
 
-def check_shared_devices(spec: HostSpec) -> None:
+def check_shared_devices(spec: HostSpec, instances: Sequence[InstancePlan]) -> None:
     """Servers that share a device have to share its memory.
 
     Raises:
         OperatorError: together they would take more than the whole of it.
     """
-    for device in sorted({device for i in spec.instances for device in i.devices}):
-        sharers = [i for i in spec.instances if device in i.devices]
+    for device in sorted({device for i in instances for device in i.devices}):
+        sharers = [i for i in instances if device in i.devices]
         total = sum(memory_fraction(spec, i) for i in sharers)
         # `not`: NaN is no sum that fits
         if len(sharers) > 1 and not total <= 1 + 1e-9:
             raise OperatorError(_too_much(spec, device, sharers, total))
 
 
-def _too_much(spec: HostSpec, device: int, sharers: list[InstanceSpec], total: float) -> str:
+def _too_much(spec: HostSpec, device: int, sharers: Sequence[InstancePlan], total: float) -> str:
     names = " and ".join(
         f"{i.name} ({memory_fraction(spec, i):g}{'' if FRACTION in i.options else ', the default'})"
         for i in sharers

@@ -8,6 +8,7 @@ from fp8fleet.plan import (
     STAMP,
     Devices,
     EnvironmentPlan,
+    InstancePlan,
     ModelPlan,
     PlannedPort,
     ProxyPlan,
@@ -16,7 +17,7 @@ from fp8fleet.plan import (
 )
 from fp8fleet.planner.budget import memory_fraction
 from fp8fleet.planner.serving import Serving
-from fp8fleet.spec import HostSpec, InstanceSpec
+from fp8fleet.spec import HostSpec
 
 TOOLS_BYTES = 400 << 20
 """Disk that the tools environment takes with its Python, rounded up from a lab host's."""
@@ -41,7 +42,8 @@ def requirements_of(
     return Requirements(
         target=own.target if own else Target(spec.platform, spec.arch),
         release=spec.engine_release if own else None,
-        devices=tuple(_devices(spec, i) for i in spec.instances) if own else (),
+        devices=tuple(_devices(spec, i) for i in own.instances) if own else (),
+        topology=own.topology if own else None,
         ports=_ports(own, proxy),
         spaces=tuple(spaces),
         directories=tuple(paths),
@@ -55,9 +57,9 @@ def _environment_space(environment: EnvironmentPlan, size: int) -> Space:
     return Space(f"environment {environment.name}", prefix, size, f"{prefix}/{STAMP}")
 
 
-def _devices(spec: HostSpec, instance: InstanceSpec) -> Devices:
-    fraction = memory_fraction(spec, instance)
-    return Devices(instance.name, instance.devices, instance.tensor_parallel_size, fraction)
+def _devices(spec: HostSpec, instance: InstancePlan) -> Devices:
+    ranks = instance.options["tensor-parallel-size"]
+    return Devices(instance.name, instance.devices, ranks, memory_fraction(spec, instance))
 
 
 def _ports(own: Serving | None, proxy: ProxyPlan | None) -> tuple[PlannedPort, ...]:

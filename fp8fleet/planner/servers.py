@@ -25,12 +25,18 @@ from fp8fleet.planner.files import (
     planned_file,
     secret_file,
 )
+from fp8fleet.planner.placement import Placement
 from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec, InstanceSpec
 
 
 def instance_plan(
-    spec: HostSpec, release: Release, instance: InstanceSpec, address: str, model_id: str
+    spec: HostSpec,
+    release: Release,
+    instance: InstanceSpec,
+    placement: Placement,
+    address: str,
+    model_id: str,
 ) -> InstancePlan:
     """One server of a host."""
     base = f"{CONFIG_DIRECTORY}/instances/{instance.name}"
@@ -43,7 +49,7 @@ def instance_plan(
     }
     if instance.pipeline_parallel_size > 1:
         options["pipeline-parallel-size"] = instance.pipeline_parallel_size
-    notes = []
+    notes = [*placement.notes]
     if release.shutdown_timeout:
         options["shutdown-timeout"] = spec.drain_timeout
     else:
@@ -57,7 +63,8 @@ def instance_plan(
         unit=unit,
         address=address,
         port=instance.port,
-        devices=instance.devices,
+        devices=placement.devices,
+        binding=placement.binding,
         model_id=model_id,
         options=options,
         options_file=f"{base}.yaml",

@@ -9,6 +9,7 @@ from fp8fleet.catalog_check import Target
 from fp8fleet.locks import Lock
 from fp8fleet.manifest import Manifest
 from fp8fleet.plan import EnvironmentPlan, InstancePlan
+from fp8fleet.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -26,5 +27,7 @@ class Serving:
     model_id: str
     engine: EnvironmentPlan
     instances: tuple[InstancePlan, ...]
+    topology: Topology | None
+    """The host's devices as the inventory declares them."""
     target: Target
     notes: tuple[str, ...]

@@ -11,15 +11,20 @@ from yaml import YAMLError
 from fp8fleet import catalog
 from fp8fleet.catalog_check import Combination, Target, advice, check, is_fp8_block
 from fp8fleet.errors import OperatorError
-from fp8fleet.headers import HEADERS, HeaderError, read_headers
+from fp8fleet.headers import HEADERS, Header, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
+from fp8fleet.measured import MEASURED, read_measured
 from fp8fleet.planner.budget import check_shared_devices
+from fp8fleet.planner.capacity import with_capacity
 from fp8fleet.planner.environments import engine_environment
+from fp8fleet.planner.placement import declared_devices, placements
 from fp8fleet.planner.servers import instance_plan
 from fp8fleet.planner.serving import Serving
+from fp8fleet.quantized import CONFIG
 from fp8fleet.spec import HostSpec
+from fp8fleet.stored import StoredCheckpoint, read_config, stored_checkpoint
 
 BEYOND_MEANING = (YAMLError, UnicodeError, RecursionError, ValueError)
 """What odd Python objects in an inventory, which is code, lead to when they are written out."""
@@ -38,7 +43,6 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         manifest = load_manifest(root / spec.model_manifest)
         target = _target_of(spec, manifest)
         notes = _check_release(spec, target)
-        check_shared_devices(spec)
         lock = read_lock(root / spec.engine_requirements)
         have = lock.versions.get(release.distribution)
         if have != catalog.release_version(spec.engine_release):
@@ -49,19 +53,29 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         model_id = spec.served_model_name or manifest.name
         engine = engine_environment(spec, release, lock)
         address = _listen_address(fleet, host)
+        headers = _headers(root / spec.model_manifest)
+        checkpoint = _checkpoint(root / spec.model_manifest)
+        measured = read_measured((root / spec.model_manifest).with_name(MEASURED))
+        topology = declared_devices(spec, root)
+        planned = tuple(
+            instance_plan(spec, release, instance, placement, address, model_id)
+            for instance, placement in zip(spec.instances, placements(spec, topology), strict=True)
+        )
+        check_shared_devices(spec, planned)
         instances = tuple(
-            instance_plan(spec, release, instance, address, model_id) for instance in spec.instances
+            with_capacity(spec, instance, manifest, checkpoint, measured) for instance in planned
         )
         return Serving(
             release,
             lock,
             pinned_part(lock, spec.engine_pins),
             manifest,
-            _headers(root / spec.model_manifest),
+            headers,
             _torrent(root / spec.model_manifest),
             model_id,
             engine,
             instances,
+            topology,
             target,
             notes,
         )
@@ -84,20 +98,41 @@ def _headers(manifest: Path) -> bytes | None:
     """The headers that are stored beside a manifest; None: there are none."""
     path = manifest.with_name(HEADERS)
     try:
-        status = path.stat()
-        return _checked_headers(path, status.st_mtime_ns, status.st_size)
+        _read_headers(path, *_version(path))
+        return path.read_bytes()
     except FileNotFoundError:
         return None
     except (OSError, HeaderError) as error:
         raise OperatorError(f"{error}: create the manifest anew, or remove {path}") from None
 
 
+def _checkpoint(manifest: Path) -> StoredCheckpoint | None:
+    """The model as config.json and headers.json have it; None: one of them is not there."""
+    headers, config = manifest.with_name(HEADERS), manifest.with_name(CONFIG)
+    try:
+        return _read_checkpoint(headers, config, (_version(headers), _version(config)))
+    except FileNotFoundError:
+        return None
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """What changes when a file is written: its time and its size."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+# Read once for all hosts: the headers of a large model are some 10 MB.
 @functools.cache
-def _checked_headers(path: Path, mtime_ns: int, size: int) -> bytes:
-    """Read and check a headers.json: once for all hosts, a large model's are some 10 MB."""
+def _read_headers(path: Path, mtime_ns: int, size: int) -> dict[str, Header]:
     del mtime_ns, size
-    read_headers(path)
-    return path.read_bytes()
+    return read_headers(path)
+
+
+@functools.cache
+def _read_checkpoint(
+    headers: Path, config: Path, versions: tuple[tuple[int, int], ...]
+) -> StoredCheckpoint:
+    return stored_checkpoint(read_config(config), _read_headers(headers, *versions[0]))
 
 
 def _target_of(spec: HostSpec, manifest: Manifest) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from fp8fleet import catalog
@@ -18,6 +19,7 @@ from fp8fleet.preflight.findings import (
     planned_indices,
     some,
 )
+from fp8fleet.topology import LINKED, UNKNOWN, UNLINKED, Topology, TopologyDevice, is_direct
 
 
 def _devices(case: Case) -> Iterator[Finding]:
@@ -204,15 +206,16 @@ def _links(case: Case) -> Iterator[Finding]:
     facts = case.facts.accelerators
     if planned_accelerator(case) is None:
         return
+    links = facts.links
     for devices in case.needs.devices:
         group = devices.indices[: devices.tensor_parallel]
         if len(group) < 2:
             continue
         slow = [
-            (a, b, facts.links[a][b])
+            (a, b, links[a][b])
             for a in group
             for b in group
-            if a < b < len(facts.links) and not _is_direct(facts.links[a][b])
+            if a < b < len(links) and not is_direct(links[a][b])
         ]
         if slow:
             listed = some((f"{a}-{b} {link}" for a, b, link in slow), 3)
@@ -224,7 +227,7 @@ def _links(case: Case) -> Iterator[Finding]:
             )
         nodes = sorted({facts.device_numa[i] for i in group if i in facts.device_numa})
         # over NVLink or HCCS the nodes don't matter
-        if len(nodes) > 1 and (slow or not facts.links):
+        if len(nodes) > 1 and (slow or not links):
             yield Finding(
                 "numa-split",
                 f"server {devices.instance}: devices {numbers(group)} on NUMA nodes"
@@ -234,8 +237,60 @@ def _links(case: Case) -> Iterator[Finding]:
             )
 
 
-def _is_direct(link: str) -> bool:
-    return link.startswith(("NV", "HCCS", "SIO", "UB"))
+def _declared(case: Case) -> Iterator[Finding]:
+    """The devices as the inventory declares them against the real ones."""
+    planned, declared = planned_accelerator(case), case.needs.topology
+    if planned is None or declared is None:
+        return
+    facts = case.facts.accelerators
+    count = len(declared.devices)
+    bus = len(on_bus(case, planned[1].vendor))
+    if bus < count:
+        # devices that a server uses have a finding of their own
+        if bus > max(planned_indices(case.needs), default=-1):
+            yield Finding(
+                "gpu-fewer",
+                f"{bus} {planned[1].vendor} devices on the PCI bus",
+                f"{count}, as device_count or the matrix of topology declares",
+                "look for the lost device (BIOS, seating), or declare what is there",
+            )
+        return
+    if facts.topology is None:
+        if declared.tool and facts.devices:
+            yield Finding(
+                "topology-unread",
+                f"`{declared.tool}` gives no whole matrix",
+                "the matrix that the inventory declares",
+                f"run `{declared.tool}` on the host and look what it says",
+            )
+        return
+    differences = list(_differences(declared, facts.topology))
+    if differences:
+        yield Finding(
+            "topology-differs",
+            some(differences, 3),
+            "the links that the inventory declares",
+            "a link or bridge that fails: repair it; else `fp8fleet probe --topology` writes the"
+            " matrix anew",
+        )
 
 
-CHECKS: tuple[Check, ...] = (_devices, _health, _memory_holders, _links)
+def _differences(declared: Topology, real: Topology) -> Iterator[str]:
+    count = min(len(declared.devices), len(real.devices))
+    for a, b in itertools.combinations(range(count), 2):
+        want, have = declared.links[a][b], real.links[a][b]
+        if want == have or want in (UNLINKED, UNKNOWN) or (want == LINKED and is_direct(have)):
+            continue
+        yield f"devices {a}-{b}: {have}, declared {want}"
+    for index in range(count):
+        near, found = declared.devices[index], real.devices[index]
+        if near.cpus and (near.cpus, near.numa) != (found.cpus, found.numa):
+            yield f"device {index}: {_beside(found)}, declared {_beside(near)}"
+
+
+def _beside(device: TopologyDevice) -> str:
+    nodes = f" of NUMA node {numbers(device.numa)}" if device.numa else ""
+    return f"CPUs {device.cpus or 'not told'}{nodes}"
+
+
+CHECKS: tuple[Check, ...] = (_devices, _health, _memory_holders, _links, _declared)

@@ -78,6 +78,7 @@ CODES: dict[str, Code] = {
     "disk-read-only": _error("A file system that has to be written to is mounted read-only."),
     # Accelerators
     "gpu-missing": _error("Fewer accelerators on the PCI bus than the plan uses."),
+    "gpu-fewer": _error("Fewer accelerators on the PCI bus than the inventory declares."),
     "gpu-other": _error("The accelerators are not those that the inventory names."),
     "gpu-unknown": _warning("An accelerator's PCI id is not in the catalogue."),
     "gpu-lost": _error("The driver shows fewer devices than the PCI bus has: one has fallen off."),
@@ -119,6 +120,12 @@ CODES: dict[str, Code] = {
     "fabric-manager-version": _error("The fabric manager's version is not the driver's."),
     "cann-missing": _error("Huawei's CANN is not installed, or its version is not the engine's."),
     "nvlink-missing": _warning("Devices that share a model are not linked directly."),
+    "topology-differs": _error(
+        "Links or CPUs of the devices are not those that the inventory declares."
+    ),
+    "topology-unread": _warning(
+        "The host prints no link matrix, so that the declared one was not compared."
+    ),
     "numa-split": _warning("Devices that share a model belong to several NUMA nodes."),
     # Network and security
     "port-taken": _error("Another program listens on a port of the plan."),

@@ -10,14 +10,13 @@ from importlib import resources
 from typing import TypeVar
 
 from fp8fleet import catalog
+from fp8fleet.errors import OperatorError
+from fp8fleet.topology import Topology, parse_topology
 
 TIMED_OUT = (124, 137)
 """Exit codes of a part that ran into its limit."""
 MISSING = 127
 """Exit code of a part whose tool the host lacks."""
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_LINK = re.compile(r"NV\d+|HCCS_SW|HCCS|SIO|NODE|SYS|PHB|PXB|PIX|PIB|UB|X|NA")
 
 
 @dataclass(frozen=True)
@@ -192,8 +191,10 @@ class Accelerators:
     holders: tuple[Holder, ...]
     cuda: str | None
     """Newest CUDA that the driver serves."""
-    links: tuple[tuple[str, ...], ...]
-    """Between devices, by index: NV12, SYS, HCCS, ...; empty: not known."""
+    topology: Topology | None
+    """The links between the devices; None: not known."""
+    matrix: tuple[str, ...]
+    """What it was read from, as the tool printed it."""
     device_numa: dict[int, int]
     fabric_loaded: bool
     fabric_active: bool
@@ -203,6 +204,11 @@ class Accelerators:
     kernel_errors: tuple[str, ...]
     bad_rows: tuple[str, ...]
     """Slots of devices with memory rows that wait for repair or could not be repaired."""
+
+    @property
+    def links(self) -> tuple[tuple[str, ...], ...]:
+        """Between devices, by index: NV12, SYS, HCCS, ...; empty: not known."""
+        return self.topology.links if self.topology else ()
 
 
 @dataclass(frozen=True)
@@ -492,8 +498,8 @@ def _accelerators(parts: Mapping[str, Part]) -> Accelerators:
     npus, npu_holders = _npus(parts)
     gpus = _gpus(parts)
     devices = gpus or npus
-    topology = "topology" if gpus else "nputopo"
-    links, numa = _topology(_part(parts, topology), len(devices))
+    matrix = _part(parts, "topology" if gpus else "nputopo")
+    topology = _topology(matrix, len(devices))
     pci = tuple(map(_pci_device, _rows(parts, "pci", 5)))
     version = re.search(r"Module(?: for \w+)?\s+(\d[\d.]+)", _part(parts, "modules").text)
     fabric = _settings(_part(parts, "fabric"))
@@ -511,8 +517,9 @@ def _accelerators(parts: Mapping[str, Part]) -> Accelerators:
         devices=devices,
         holders=_holders(parts) + npu_holders,
         cuda=_part(parts, "cuda").first or None,
-        links=links,
-        device_numa=numa or _numa_by_slot(devices, pci),
+        topology=topology,
+        matrix=matrix.lines if topology else (),
+        device_numa=_numa_by_matrix(topology) or _numa_by_slot(devices, pci),
         fabric_loaded=fabric.get("LoadState") == "loaded",
         fabric_active=fabric.get("ActiveState") == "active",
         fabric_version=told[1] if told else None,
@@ -610,39 +617,18 @@ def _holders(parts: Mapping[str, Part]) -> tuple[Holder, ...]:
     return tuple(holders)
 
 
-def _topology(part: Part, count: int) -> tuple[tuple[tuple[str, ...], ...], dict[int, int]]:
-    """The matrix of ``topo -m`` or of ``npu-smi info -t topo``, and each device's NUMA node.
-
-    The header may wear ANSI codes; cells may be fused (``PIXNODE``); affinities may be empty.
-    """
-    links, numa = [], {}
-    columns = 0
-    for raw in part.lines:
-        line = _ANSI.sub("", raw)
-        heads = re.findall(r"\b(?:GPU|NPU|NIC|mlx5_)\d+\b", line)
-        match = re.match(r"\s*(?:GPU|NPU)(\d+)\s+(.*)", line)
-        if len(heads) > 1 or (not columns and heads and "Affinity" in line):
-            columns = len(heads)
-        elif match and columns:
-            cells, end = _cells(match[2], columns)
-            links.append(tuple(cells[:count]))
-            affinities = match[2][end:].split("\t")  # "", CPUs, NUMA node, ...
-            if len(affinities) > 2 and affinities[2].strip().isdigit():
-                numa[int(match[1])] = int(affinities[2])
-    whole = len(links) == count and all(len(row) == count for row in links)
-    return (tuple(links) if whole else ()), numa
+def _topology(part: Part, count: int) -> Topology | None:
+    """The matrix of all devices; None: the tool printed none."""
+    try:
+        topology = parse_topology("\n".join(part.lines))
+    except OperatorError:
+        return None
+    return topology if len(topology.devices) == count else None
 
 
-def _cells(text: str, columns: int) -> tuple[list[str], int]:
-    """The first ``columns`` links in a row, fused or not, and where they end."""
-    cells: list[str] = []
-    end = 0
-    for match in _LINK.finditer(text):
-        if len(cells) == columns or text[end : match.start()].strip():
-            break
-        cells.append(match[0])
-        end = match.end()
-    return cells, end
+def _numa_by_matrix(topology: Topology | None) -> dict[int, int]:
+    devices = topology.devices if topology else ()
+    return {index: d.numa[0] for index, d in enumerate(devices) if len(d.numa) == 1}
 
 
 def _numa_by_slot(devices: Sequence[Device], pci: Sequence[PciDevice]) -> dict[int, int]:

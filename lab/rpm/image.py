@@ -12,7 +12,7 @@ from lab import apt
 from lab.image import build_base
 from lab.processes import run, say, stream
 from lab.rpm import fedora, package
-from lab.site import MIRROR_URL, build_once
+from lab.site import build_once
 
 TOOLS = ("dnf", "rpm", "createrepo-c", "netbase")
 # Raise it when the steps below change: images of another recipe are then not used any more.
@@ -34,13 +34,6 @@ installonly_limit=3
 clean_requirements_on_remove=True
 best=True
 skip_if_unavailable=False
-"""
-_REPOSITORY = f"""\
-[fp8lab]
-name=The lab's packages
-baseurl={MIRROR_URL}/rpm
-gpgcheck=0
-enabled=1
 """
 
 
@@ -174,7 +167,6 @@ def _become_kylin(root: Path, work: Path) -> None:
     (root / "etc/rpm/macros.kylin").write_text("%_dbpath /var/lib/rpm\n%dist .ky10\n%kylin 10\n")
     (root / "etc/dnf/dnf.conf").write_text(_DNF_CONF)
     (root / "etc/yum.repos.d").mkdir(exist_ok=True)
-    (root / "etc/yum.repos.d/fp8lab.repo").write_text(_REPOSITORY)
     (root / "usr/bin/yum").symlink_to("dnf-3")
     base = " ".join(f"/mnt/repository/{one.name}-{one.version}-*.rpm" for one in fedora.BASE)
     _inside(root, work, f"rpm --initdb; rpm -i --nodeps --replacefiles {base}")

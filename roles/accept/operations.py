@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,9 @@ from pyinfra.api import FunctionCommand, operation
 
 from fp8fleet.accept import check_endpoint
 from fp8fleet.errors import OperatorError
-from fp8fleet.plan import ProxyPlan
+from fp8fleet.measured import REPORT, Measurement, note_measured
+from fp8fleet.plan import HostPlan, ProxyPlan
+from roles.accept.facts import LoggedKvCaches
 from roles.operations import failed
 
 TIMEOUT_S = 120.0
@@ -92,3 +96,23 @@ def _connects(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@operation()
+def kv_caches_noted(plan: HostPlan) -> Iterator[FunctionCommand]:
+    """Note in reports/measured.toml the KV cache sizes that the running servers logged.
+
+    A log that was rotated away notes nothing.
+    """
+    planned = {i.unit: i.capacity for i in plan.instances if i.capacity is not None}
+    if not planned or not state.is_executing:
+        return
+    for unit, tokens in host.get_fact(LoggedKvCaches, units=sorted(planned)).items():
+        today = datetime.date.today()
+        combination = dataclasses.asdict(planned[unit].combination)
+        try:
+            note_measured(Measurement(**combination, kv_tokens=tokens, date=today))
+        except (OperatorError, OSError) as error:
+            yield failed(f"acceptance: KV cache of {unit}: {error}")
+            return
+        logger.info(f"{host.print_prefix}{unit}: KV cache of {tokens:,} tokens, in {REPORT}")

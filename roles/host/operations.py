@@ -9,7 +9,7 @@ from pyinfra import host, logger
 from pyinfra.api import StringCommand, operation
 
 from fp8fleet.plan import NVIDIA_UNIT, PERSISTENCE_UNIT, STATE_DIRECTORY, UNIT_DIRECTORY, HostPlan
-from roles.host.distribution import install_command
+from roles.host.distribution import install_command, refreshed
 from roles.host.facts import NOUVEAU, TIME_UNITS, NvidiaState
 from roles.host.state import forget, host_facts
 from roles.operations import streamed
@@ -131,6 +131,7 @@ def clock(plan: HostPlan) -> Iterator[StringCommand]:
         return
     if not unit.exists:
         forget()
+        yield from refreshed(plan)
         yield streamed(install_command(plan, [time.package]))
     if (
         unit.active

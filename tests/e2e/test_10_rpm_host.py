@@ -34,7 +34,15 @@ def inventory(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     lock.write_text(text + write_source(folder))
     with served_folder(folder) as links:
         yield fleet.inventory(
-            hosts={RPM: {"platform": "kylin-v10", "engine_build": "source"}},
+            hosts={
+                RPM: {
+                    "platform": "kylin-v10",
+                    "engine_build": "source",
+                    "dnf_repositories": [
+                        {"name": "lab", "base_url": f"{site().mirror_url}/rpm", "gpgcheck": False}
+                    ],
+                }
+            },
             engine_requirements=str(lock),
             package_find_links=[site().wheels_url, links],
         )

@@ -90,6 +90,7 @@ ORDER = [
     "vLLM | Servers no longer planned",
     "Firewall | Ports no longer planned",
     "Accept | The endpoint answers",
+    "Accept | KV cache sizes are noted",
     "SELinux | Nothing of ours was denied",
 ]
 
@@ -110,6 +111,7 @@ NEVER_A_CHANGE = {
     "Host | Packages that upgrades leave",
     "vLLM | Servers no longer planned",
     "Accept | The endpoint answers",
+    "Accept | KV cache sizes are noted",
     "SELinux | Nothing of ours was denied",
     # left alone on Ubuntu, which has neither
     "SELinux | Mode, booleans, labels",

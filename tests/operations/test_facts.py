@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness import PROXY, REPO, asked, commands, group, owner, program, run
 
+from roles.accept.facts import LoggedKvCaches
 from roles.facts import PathState, PathStates
 from roles.host.facts import InstalledPackages, KernelParameter, KernelParameters
 from roles.model.facts import ModelIsWhole
@@ -425,3 +426,29 @@ def test_the_nginx_of_a_host_without_a_proxy_is_stopped_once(nginx_unit: Path) -
 def test_a_planned_proxy_never_asks_whether_an_nginx_of_ours_runs() -> None:
     live = NginxState(True, True, PROXY.digest)
     assert commands(live_configuration, {Nginx: live}, proxy=PROXY) == []
+
+
+# LoggedKvCaches
+
+LOGGED = "(EngineCore pid=1) INFO [kv_cache_utils.py:1744] GPU KV cache size: 962,624 tokens"
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host on which the unit `a` runs since start 0a, whose journal can be read."""
+    state = 'case "$2" in a) echo InvocationID=0a ;; *) echo InvocationID= ;; esac'
+    program(tmp_path, "systemctl", state)
+    lines = f"echo noise; echo '{LOGGED}'; echo 'GPU KV cache size: 1 tokens'"
+    program(tmp_path, "journalctl", f'case "$*" in *ID=0a) {lines} ;; *) exit 1 ;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("journal")
+def test_a_kv_caches_size_is_the_first_of_the_start_that_goes_on() -> None:
+    assert asked(LoggedKvCaches, units=["a", "b"]) == {"a": 962_624}
+
+
+def test_a_journal_that_cannot_be_read_tells_no_size(journal: Path) -> None:
+    program(journal, "journalctl", "exit 1")
+    assert asked(LoggedKvCaches, units=["a"]) == {}

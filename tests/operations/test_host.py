@@ -591,7 +591,8 @@ def test_a_host_whose_clock_is_kept_is_left_whoever_keeps_it() -> None:
 
 
 def test_where_nothing_keeps_the_clock_the_platforms_service_is_installed_and_started() -> None:
-    install, start = lines(clock, {HostState: HostFacts()}, plan=plan(time=TIMESYNCD))
+    _, update, install, start = lines(clock, {HostState: HostFacts()}, plan=plan(time=TIMESYNCD))
+    assert update.endswith(" update")
     assert install.endswith("install systemd-timesyncd")
     assert "systemctl enable --quiet systemd-timesyncd.service" in start
     facts = HostFacts(units={TIMESYNCD.unit: STOPPED})

@@ -36,10 +36,12 @@ from pyinfra import logger
 from pyinfra.api import FunctionCommand
 
 from fp8fleet.accept import CheckResult
+from fp8fleet.measured import read_measured
 from fp8fleet.plan import HostPlan, InstancePlan, NodePlan, PlannedDirectory
 from fp8fleet.secrets import SecretRef
 from roles.accept import operations as accept_operations
-from roles.accept.operations import endpoint_answers
+from roles.accept.facts import LoggedKvCaches
+from roles.accept.operations import endpoint_answers, kv_caches_noted
 from roles.conda.operations import engine_environment, frontend, tools_environment
 from roles.facts import PathState, PathStates
 from roles.model import operations as model_operations
@@ -869,3 +871,43 @@ def test_acceptance_that_fails_fails_the_host_with_its_reason(
     host = RecordedHost({})
     assert command.function(None, host, *command.args, **command.kwargs) is False
     assert host.said == ["acceptance: http://10.0.0.1:8080: check 1: said so"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that pyinfra runs in, with reports/ below it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def noted(sizes: dict[str, int], executing: bool = True) -> RecordedHost:
+    """A host whose servers' logs tell these sizes, after they were noted."""
+    host = RecordedHost({LoggedKvCaches: sizes})
+    with context(host, executing):
+        for command in kv_caches_noted._inner(plan=host_plan()):
+            assert command.function(None, host, *command.args, **command.kwargs) is False
+    return host
+
+
+def test_what_a_server_logged_is_noted_with_its_settings(project: Path) -> None:
+    noted({"fp8fleet-main.service": 123_456})
+    (entry,) = read_measured(project / "reports/measured.toml")
+    capacity = host_plan().instances[0].capacity
+    assert capacity is not None
+    assert (entry.kv_tokens, entry.combination) == (123_456, capacity.combination)
+
+
+def test_a_log_that_says_nothing_notes_nothing(project: Path) -> None:
+    noted({})
+    assert list(project.iterdir()) == []
+
+
+def test_no_log_is_read_before_the_run(project: Path) -> None:
+    assert noted({}, executing=False).asked == []
+
+
+def test_notes_that_are_broken_fail_the_host_with_their_name(project: Path) -> None:
+    (project / "reports").mkdir()
+    (project / "reports/measured.toml").write_text("[[measured]]")
+    (said,) = noted({"fp8fleet-main.service": 1}).said
+    assert "KV cache of fp8fleet-main.service: reports/measured.toml: entry 1: model is" in said

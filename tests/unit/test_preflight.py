@@ -643,7 +643,7 @@ def test_the_report_holds_findings_facts_and_what_was_ignored(site: Site, tmp_pa
     }
     facts = report["facts"]
     assert facts["system"]["os_id"] == "ubuntu"
-    assert facts["accelerators"]["links"] == [["X", "NV18"], ["NV18", "X"]]
+    assert facts["accelerators"]["topology"]["links"] == [["X", "NV18"], ["NV18", "X"]]
     assert [p.name for p in (tmp_path / "reports").iterdir()] == [path.name]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 from probes import facts
@@ -14,10 +15,10 @@ from fp8fleet.preflight.facts import HostFacts
 from fp8fleet.probe_cli import group_data
 
 
-def pasted(*lines: str) -> dict[str, str]:
+def pasted(*lines: str) -> dict[str, Any]:
     """The keys of pasted group data."""
     tree = ast.parse("\n".join(lines))
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for node in tree.body:
         assert isinstance(node, ast.Assign)
         (target,) = node.targets
@@ -34,6 +35,8 @@ def test_two_h200_become_group_data() -> None:
         "arch": "x86_64",
         "accelerator": "h200-141g",
         "engine_release": "0.33.0",
+        "device_count": 2,
+        "device_pairs": [[0, 1]],
     }
     text = "\n".join(lines)
     assert "# devices 0-1: NVIDIA H200, driver 580.159.04, CUDA up to 13.0" in text

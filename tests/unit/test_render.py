@@ -29,6 +29,7 @@ from typing import Any
 import pytest
 import yaml
 from fleets import INSTANCE, REPO, Site, file_text
+from matrices import BRIDGED
 
 from fp8fleet import render
 from fp8fleet.manifest import load_manifest
@@ -263,6 +264,21 @@ def verified(unit: str, folder: Path) -> str:
 def test_systemd_finds_nothing_wrong_with_a_rendered_unit(site: Site, tmp_path: Path) -> None:
     said = verified(site.content(UNIT), tmp_path)
     assert "fp8fleet-main" not in said, said
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_systemd_finds_nothing_wrong_with_a_unit_bound_to_cpus_and_memory(
+    site: Site, tmp_path: Path, size: int
+) -> None:
+    site.file("topology.txt", BRIDGED)
+    instance = {"name": "main", "port": 8000, "tensor_parallel_size": size}
+    site.serving |= {"topology": "topology.txt", "instances": [instance]}
+    unit = site.content(UNIT)
+    assert "NUMAPolicy=" in unit
+    said = verified(unit, tmp_path)
+    assert "fp8fleet-main" not in said, said
+    wrong = re.sub("NUMAPolicy=.*", "NUMAPolicy=near", unit)
+    assert "near" in verified(wrong, tmp_path)
 
 
 def test_systemd_would_find_a_wrong_setting(site: Site, tmp_path: Path) -> None:

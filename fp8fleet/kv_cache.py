@@ -1,0 +1,124 @@
+"""Bytes that the keys and values of a sequence take on one GPU, by the types of layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp8fleet.architecture import FULL, SLIDING, Architecture
+from fp8fleet.weights import layers_of_ranks
+
+BLOCK = 16
+"""Tokens that are kept together (block_size of vLLM's CacheConfig on GPUs)."""
+_ATTENTION = (FULL, SLIDING, "chunked_attention")
+_MODEL_DTYPES = frozenset({"auto", "bfloat16", "float16"})
+
+
+@dataclass(frozen=True)
+class CacheLayers:
+    """Layers whose keys and values are kept for equally many tokens."""
+
+    bytes_per_token: int
+    """Of all of them together."""
+    window: int | None
+    """Tokens that are looked back; None: all are kept."""
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """What a sequence asks of the cache of one GPU."""
+
+    layers: tuple[CacheLayers, ...]
+    in_flight: int
+    """Tokens that steps under way may add to a sequence."""
+    unknown: tuple[str, ...]
+    """Layers with a state of a size that is not known here."""
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every layer keeps every token, so that a token always takes the same."""
+        return all(layers.window is None for layers in self.layers)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """While nothing has left a window."""
+        return sum(layers.bytes_per_token for layers in self.layers)
+
+    def admitted_bytes(self, context: int) -> int:
+        """Bytes that a sequence of ``context`` tokens asks for while its prompt is read.
+
+        So vLLM admits a sequence, and sizes its log's tokens: of layers with a window it counts the
+        window and the tokens in flight (SlidingWindowSpec in vllm/v1/kv_cache_interface.py).
+        """
+        return self._bytes(context, self.in_flight)
+
+    def held_bytes(self, context: int) -> int:
+        """Bytes of a sequence of ``context`` tokens that goes on a token a step."""
+        return self._bytes(context, 1)
+
+    def _bytes(self, context: int, in_flight: int) -> int:
+        """In whole blocks; a block more for a window, since it may begin within one."""
+        total = 0
+        for layers in self.layers:
+            tokens, more = context, 0
+            if layers.window is not None:
+                tokens, more = min(context, layers.window - 1 + in_flight), 1
+            total += (-(-tokens // BLOCK) + more) * BLOCK * layers.bytes_per_token
+        return total
+
+
+def cache_layout(
+    architecture: Architecture,
+    kv_cache_dtype: str,
+    max_num_batched_tokens: int,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+) -> CacheLayout | None:
+    """What a sequence asks of the fullest GPU's cache.
+
+    Keys and values of a layer take 2 x KV heads on the GPU x head dimension; multi-head latent
+    attention keeps its latent numbers once, on every GPU. Layers that share earlier layers' keys
+    and values keep none.
+
+    Args:
+        architecture: config.json's.
+        kv_cache_dtype: vLLM's option; ``auto`` is the model's dtype.
+        max_num_batched_tokens: vLLM's option; one more step than the pipeline has ranks is under
+            way (max_in_flight_tokens in vllm/config/vllm.py, 0.32, with asynchronous scheduling).
+        tensor_parallel: GPUs among which heads are divided, or repeated where they are fewer.
+        pipeline_parallel: ranks among which layers are divided; the one with the most counts.
+
+    Returns:
+        None: config.json does not tell layers or heads, or the dtype is not known here.
+    """
+    width = _width(kv_cache_dtype)
+    if width is None or not architecture.layers:
+        return None
+    most = max(layers_of_ranks(architecture.layers, pipeline_parallel))
+    kept: dict[int | None, int] = {}
+    unknown = []
+    for group in architecture.groups:
+        if group.type not in _ATTENTION:
+            unknown.append(f"{group.count} x {group.type}")
+            continue
+        if architecture.latent_dim:
+            numbers = architecture.latent_dim
+        elif group.kv_heads and group.head_dim:
+            numbers = 2 * -(-group.kv_heads // tensor_parallel) * group.head_dim
+        else:
+            return None
+        own = numbers * width * (group.count - group.kv_shared)
+        kept[group.window] = kept.get(group.window, 0) + own
+    layers = tuple(
+        CacheLayers(-(-size * most // architecture.layers), window)
+        for window, size in kept.items()
+        if size
+    )
+    in_flight = (pipeline_parallel + 1) * max_num_batched_tokens
+    return CacheLayout(layers, in_flight, tuple(unknown))
+
+
+def _width(kv_cache_dtype: str) -> int | None:
+    """Bytes of a number in the cache."""
+    if kv_cache_dtype in _MODEL_DTYPES:
+        return 2
+    return 1 if kv_cache_dtype.startswith("fp8") else None

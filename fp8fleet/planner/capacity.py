@@ -1,0 +1,276 @@
+"""What the KV cache of a planned server holds; what cannot fit is refused here."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fp8fleet import catalog
+from fp8fleet.capacity import Capacity, Settings, estimate
+from fp8fleet.errors import OperatorError
+from fp8fleet.jsonfile import shown
+from fp8fleet.manifest import Manifest
+from fp8fleet.measured import Combination, Measurement, measured_tokens
+from fp8fleet.plan import CapacityPlan, InstancePlan
+from fp8fleet.spec import HostSpec
+from fp8fleet.stored import StoredCheckpoint
+from fp8fleet.tensor_parallel import TensorParallel, module_of, tensor_parallel
+
+_ELSEWHERE = (
+    "cpu-offload-gb",
+    "decode-context-parallel-size",
+    "enable-lora",
+    "hf-overrides",
+    "speculative-config",
+)
+"""Options with which memory is used otherwise than the estimate knows."""
+_WITH_UNITS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kmgtKMGT]?)")
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
+_GIB = 1 << 30
+
+
+def with_capacity(
+    spec: HostSpec,
+    instance: InstancePlan,
+    manifest: Manifest,
+    checkpoint: StoredCheckpoint | None,
+    measured: Iterable[Measurement],
+) -> InstancePlan:
+    """A server with what its KV cache holds, or with the reason why that is not known.
+
+    Raises:
+        OperatorError: the model cannot be divided among that many devices, or does not fit.
+    """
+    settings = settings_of(spec, instance.options, instance.name)
+    _check_devices(spec, instance, settings)
+    if checkpoint is None:
+        why = "models/ has no config.json and headers.json of the model"
+        return _unknown(spec, instance, why)
+    _check_heads(spec, checkpoint)
+    _check_pipeline(instance.name, checkpoint, settings.pipeline_parallel)
+    _check_tensor_parallel(instance.name, checkpoint, settings.tensor_parallel)
+    for option in _ELSEWHERE:
+        if instance.options.get(option):
+            return _unknown(spec, instance, f"{option} uses memory in other ways")
+    if not settings.memory_bytes and settings.kv_cache_memory_bytes is None:
+        return _unknown(spec, instance, f"the catalogue has no memory of {spec.accelerator}")
+    capacity = estimate(checkpoint, settings)
+    if capacity is None:
+        return _unknown(spec, instance, "config.json or kv-cache-dtype does not tell enough")
+    combination = _combination(spec, manifest, settings, capacity)
+    tokens = measured_tokens(measured, combination, capacity.layout.uniform)
+    capacity = replace(capacity, measured_kv_tokens=tokens)
+    if _is_automatic(instance.options.get("max-model-len")):
+        capacity = replace(capacity, context=capacity.largest_context() or capacity.context)
+    if not capacity.fits:
+        raise OperatorError(_does_not_fit(instance, checkpoint, settings, capacity))
+    return replace(instance, capacity=_plan(capacity, combination))
+
+
+def settings_of(spec: HostSpec, options: Mapping[str, Any], name: str) -> Settings:
+    """What of a server's options and of its accelerator its memory depends on.
+
+    Args:
+        spec: the host's; names release and accelerator, whose defaults hold.
+        options: of ``vllm serve`` by their long names.
+        name: of the server, for errors.
+
+    Returns:
+        ``memory_bytes`` is 0 where the catalogue has none, as for CPUs.
+
+    Raises:
+        OperatorError: an option has a value that vLLM would refuse.
+    """
+    accelerator = catalog.accelerators()[spec.accelerator or "cpu"]
+    release = catalog.releases()[spec.engine_release or ""]
+
+    def count(option: str, default: int | None) -> int | None:
+        return _count(name, option, options.get(option), default)
+
+    share = options.get("gpu-memory-utilization", release.gpu_memory_utilization)
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise OperatorError(
+            f"instances: {name}: gpu-memory-utilization is {shown(share)}, expected a share of each"
+            " device's memory above 0 and up to 1"
+        )
+    length = options.get("max-model-len")
+    quantization = options.get("quantization")
+    return Settings(
+        memory_bytes=accelerator.engine_bytes or 0,
+        utilization=float(share),
+        max_num_seqs=count("max-num-seqs", None) or accelerator.sequences,
+        max_num_batched_tokens=count("max-num-batched-tokens", None) or accelerator.batched_tokens,
+        kv_cache_dtype=str(options.get("kv-cache-dtype") or "auto"),
+        max_model_len=None if _is_automatic(length) else count("max-model-len", None),
+        tensor_parallel=count("tensor-parallel-size", 1) or 1,
+        pipeline_parallel=count("pipeline-parallel-size", 1) or 1,
+        enforce_eager=options.get("enforce-eager") is True,
+        kv_cache_memory_bytes=count("kv-cache-memory-bytes", None),
+        quantization=str(quantization) if quantization else None,
+    )
+
+
+def _is_automatic(length: Any) -> bool:
+    """Whether vLLM takes the largest context that fits."""
+    return length in ("auto", "-1") or (type(length) is int and length == -1)
+
+
+def _count(name: str, option: str, value: Any, default: int | None) -> int | None:
+    """A number as vLLM reads it: ``32k`` is 32,000, ``32K`` is 32,768."""
+    if value is None:
+        return default
+    match = _WITH_UNITS.fullmatch(value) if isinstance(value, str) else None
+    if match:
+        step = 1024 if match[2].isupper() else 1000
+        value = int(float(match[1]) * step ** _UNITS[match[2].lower()])
+    if type(value) is not int or not 0 < value < 2**63:
+        raise OperatorError(
+            f"instances: {name}: {option} is {shown(value)}, expected a number from 1 on"
+        )
+    return value
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def _check_devices(spec: HostSpec, instance: InstancePlan, settings: Settings) -> None:
+    """A server that is spread over hosts has devices elsewhere."""
+    spread = instance.options.get("distributed-executor-backend") == "ray"
+    spread |= any(i.group for i in spec.instances if i.name == instance.name)
+    if not instance.devices or spread:
+        return
+    asked = settings.tensor_parallel * settings.pipeline_parallel
+    if asked > len(instance.devices):
+        raise OperatorError(
+            f"instances: {instance.name}: tensor-parallel-size {settings.tensor_parallel} x"
+            f" pipeline-parallel-size {settings.pipeline_parallel} needs {asked} devices,"
+            f" {len(instance.devices)} are listed: list more or lower one"
+        )
+
+
+def _check_heads(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
+    """The headers have attention, so that config.json has to have heads."""
+    if checkpoint.architecture.heads:
+        return
+    if any(module_of(name).rpartition(".")[2] in _ATTENTION for name in checkpoint.tensors):
+        raise OperatorError(
+            f"config.json beside {spec.model_manifest}: num_attention_heads is missing or no"
+            " number, though the headers have attention: create the manifest anew"
+        )
+
+
+def _check_pipeline(name: str, checkpoint: StoredCheckpoint, ranks: int) -> None:
+    layers = checkpoint.architecture.layers
+    if ranks > (layers or 1):
+        raise OperatorError(
+            f"instances: {name}: pipeline-parallel-size is {ranks}, the model has"
+            f" {layers or 'no known number of'} layers to divide: lower it"
+        )
+
+
+def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, size: int) -> None:
+    if size == 1:
+        return
+    found = _tensor_parallel(checkpoint, size)
+    if (found.sizes or found.refused) and size not in found.sizes:
+        sizes = ", ".join(map(str, found.sizes)) or "none"
+        raise OperatorError(
+            f"instances: {name}: tensor_parallel_size {size}: {found.refused[size]};"
+            f" sizes that work: {sizes}"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _tensor_parallel(checkpoint: StoredCheckpoint, asked: int) -> TensorParallel:
+    return tensor_parallel(
+        checkpoint.architecture, checkpoint.quantization, checkpoint.tensors, (asked,)
+    )
+
+
+def _does_not_fit(
+    instance: InstancePlan, checkpoint: StoredCheckpoint, settings: Settings, capacity: Capacity
+) -> str:
+    """What is needed, what there is, what would do."""
+    context = capacity.context or 1
+    taken = " and ".join(
+        f"{part.name} {-part.bytes / _GIB:.1f}" for part in capacity.parts if part.bytes < 0
+    )
+    lent = next(part for part in capacity.parts if part.bytes >= 0)
+    needed = capacity.layout.admitted_bytes(context) / _GIB
+    left = f"leaves {capacity.kv_bytes / _GIB:.1f}" if capacity.kv_bytes > 0 else "leaves nothing"
+    remedies = []
+    if capacity.largest_context():
+        remedies.append(f"set max-model-len to {capacity.largest_context()} or less")
+    sizes = _sizes_that_fit(checkpoint, settings)
+    if sizes:
+        remedies.append(f"set tensor_parallel_size to {' or '.join(sizes)}, with as many devices")
+    elif not remedies:
+        remedies.append("no tensor_parallel_size would do: take a smaller or quantized checkpoint")
+    less = f" less {taken}" if taken else ""
+    return (
+        f"instances: {instance.name}: does not fit: {lent.name} ({lent.bytes / _GIB:.1f} GiB a"
+        f" device){less} {left} GiB for the KV cache; one sequence of {context} tokens needs"
+        f" {needed:.1f}: {', or '.join(remedies)}"
+    ).replace("nothing GiB", "nothing")
+
+
+def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[str]:
+    """Larger tensor-parallel sizes with which the asked context fits, the smallest first."""
+    sizes = _tensor_parallel(checkpoint, settings.tensor_parallel).sizes
+    larger = (size for size in sizes if size > settings.tensor_parallel)
+    fitting = []
+    for size in larger:
+        other = estimate(checkpoint, replace(settings, tensor_parallel=size))
+        if other is not None and other.fits:
+            fitting.append(str(size))
+    return fitting[:3]
+
+
+# --- what is planned ----------------------------------------------------------------------------
+
+
+def _unknown(spec: HostSpec, instance: InstancePlan, why: str) -> InstancePlan:
+    """Nothing is claimed of a CPU host without one word."""
+    if spec.vendor == "cpu":
+        return instance
+    return replace(instance, capacity_unknown=why)
+
+
+def _combination(
+    spec: HostSpec, manifest: Manifest, settings: Settings, capacity: Capacity
+) -> Combination:
+    return Combination(
+        model=manifest.name,
+        revision=manifest.revision,
+        engine_release=spec.engine_release or "",
+        accelerator=spec.accelerator or "",
+        tensor_parallel_size=settings.tensor_parallel,
+        pipeline_parallel_size=settings.pipeline_parallel,
+        quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        gpu_memory_utilization=settings.utilization,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=capacity.context,
+        enforce_eager=settings.enforce_eager,
+    )
+
+
+def _plan(capacity: Capacity, combination: Combination) -> CapacityPlan:
+    context = capacity.context
+    return CapacityPlan(
+        parts=capacity.parts,
+        kv_bytes=capacity.kv_bytes,
+        kv_tokens=capacity.kv_tokens,
+        measured_kv_tokens=capacity.measured_kv_tokens,
+        error=capacity.error,
+        context=context,
+        sequences=round(capacity.sequences(context), 2) if context else None,
+        largest_context=capacity.largest_context(),
+        combination=combination,
+    )

@@ -1,0 +1,59 @@
+"""A checkpoint as models/<name>/ knows it without its files: config.json and stored headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8fleet.architecture import Architecture, read_architecture, text_config
+from fp8fleet.errors import OperatorError
+from fp8fleet.headers import Header, Tensor
+from fp8fleet.jsonfile import JsonError, parse_python_json, read_regular
+from fp8fleet.schemes import Quantization, read_quantization
+from fp8fleet.tensor_parallel import module_of
+
+
+# Compared by identity, so that what is computed of one can be kept.
+@dataclass(frozen=True, eq=False)
+class StoredCheckpoint:
+    """What the size of a checkpoint in memory depends on."""
+
+    architecture: Architecture
+    quantization: Quantization
+    tensors: Mapping[str, Tensor]
+    """Of all shards, by name."""
+    tied: bool
+    """Whether the output layer is the embedding, stored once."""
+
+
+def stored_checkpoint(config: Mapping[str, Any], headers: Mapping[str, Header]) -> StoredCheckpoint:
+    """Make one of a config.json and of the headers of its shards, by path."""
+    tensors = {name: t for header in headers.values() for name, t in header.tensors.items()}
+    return StoredCheckpoint(
+        architecture=read_architecture(config),
+        quantization=read_quantization(config, {module_of(name) for name in tensors}),
+        tensors=tensors,
+        tied=text_config(config).get("tie_word_embeddings") is True,
+    )
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Read a config.json of models/, as Python and so the engine reads JSON.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OperatorError: it cannot be read, or is no JSON object.
+    """
+    try:
+        config, _ = parse_python_json(read_regular(path))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OperatorError(f"{path}: cannot be read: {error.strerror}") from None
+    except JsonError as error:
+        raise OperatorError(f"{path}: is not JSON: {error}: create the manifest anew") from None
+    if not isinstance(config, dict):
+        raise OperatorError(f"{path}: is not a JSON object: create the manifest anew")
+    return config

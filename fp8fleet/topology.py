@@ -1,0 +1,462 @@
+"""The links between a host's devices: reads the matrix of the vendor's tool, chooses device sets.
+
+Pure: the matrix is text, the choice depends on nothing else. Formats: the legend that
+`nvidia-smi topo -m` prints under its matrix, and that of `npu-smi info -t topo`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8fleet.errors import OperatorError
+
+LINKED, UNLINKED, UNKNOWN = "linked", "not linked", "links not known"
+"""Links without a matrix: what the inventory's pairs say, and what nothing says."""
+
+_SPEED = {
+    "SIO": 90,  # two dies in one package
+    "HCCS": 80,
+    "HCCS_SW": 80,  # HCCS through its switch
+    "UB": 80,
+    LINKED: 80,
+    "PIX": 50,
+    "PXB": 40,
+    "PIB": 40,  # reserved, says Huawei's aclrtGetDevicesTopo
+    "PHB": 30,
+    "NODE": 20,
+    "SYS": 10,
+    UNLINKED: 0,
+    UNKNOWN: 0,
+    "NA": 0,
+}
+_NVLINK = 100
+"""Any NVLink is faster than the others; more of them are faster than fewer."""
+_NO_LINK = 10**6
+"""Speed of a set of one device, which crosses nothing."""
+
+_LINK = re.compile(r"NV\d{1,2}|HCCS_SW|HCCS|SIO|NODE|SYS|PHB|PXB|PIX|PIB|UB|X|NA")
+_DEVICE = re.compile(r"(GPU|NPU|Phy-ID)(\d{1,3})")
+_HEAD = re.compile(r"(GPU|NPU|Phy-ID|NIC)\d+|[a-z]\w*_\w+|CPU")
+"""What follows the first device in a header: a device, a network card (NIC0, mlx5_0) or CPU."""
+_COLOUR = re.compile(r"(?:\x1b|\^\[)?\[[0-9;]*m")
+"""ANSI codes; copied from a terminal they may have lost their escape."""
+_TOOLS = {"GPU": "nvidia-smi topo -m", "NPU": "npu-smi info -t topo"}
+_ERROR = re.compile(
+    r"failed|unable|couldn't|not found|no devices|mismatch|insufficient|error", re.IGNORECASE
+)
+
+MAX_DEVICES = 16
+"""The search for sets is exact, so it has to be small; no host that is known has more."""
+_MAX_CPU = 8192
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class TopologyDevice:
+    """A device and what lies next to it."""
+
+    cpus: str
+    """Processors of its NUMA node, such as ``0-31``; empty: not told."""
+    numa: tuple[int, ...]
+    """NUMA nodes whose memory is next to it; empty: not told."""
+    mig: bool = False
+    """Whether it is split by MIG."""
+
+    @property
+    def place(self) -> object:
+        """Equal for devices in one place of the host; None: not told."""
+        return self.numa or self.cpus or None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The devices of a host, by index, and the link of every pair."""
+
+    tool: str
+    """The command that printed the matrix; empty: from the inventory's keys."""
+    devices: tuple[TopologyDevice, ...]
+    links: tuple[tuple[str, ...], ...]
+    """``NV12``, ``SYS``, ``HCCS``, ... by both indices; ``X`` on the diagonal."""
+
+    def slowest(self, indices: Iterable[int]) -> str | None:
+        """The slowest link in a set; None: a set of one device has none."""
+        pairs = itertools.combinations(indices, 2)
+        return min((self.links[a][b] for a, b in pairs), key=speed_of, default=None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The devices that a server asks for."""
+
+    size: int
+    group: int
+    """Devices that exchange most (tensor parallel); ``size`` is a multiple of it."""
+    devices: tuple[int, ...] = ()
+    """Those that the operator has fixed; empty: to be chosen."""
+    name: str = ""
+    """Of the server, for messages."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The devices of a server, groups one after another."""
+
+    devices: tuple[int, ...]
+    reason: str
+    """One line, such as ``devices 2,3: NV12, NUMA node 1``."""
+    faster: str | None
+    """A faster set that is free, where the operator has fixed a slower one."""
+
+
+def speed_of(link: str) -> int:
+    """A number for a link class, higher is faster; only the order means something."""
+    if link.startswith("NV"):
+        return _NVLINK + int(link[2:])
+    return _SPEED[link]
+
+
+def is_direct(link: str) -> bool:
+    """Whether devices are linked past the PCI bus: NVLink, HCCS and the like."""
+    return link != "X" and speed_of(link) >= _SPEED["HCCS"]
+
+
+def plain_text(line: str) -> str:
+    """A line without ANSI codes."""
+    return _COLOUR.sub("", line)
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Numbers as the kernel lists them: ``0-3,8``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def numbers_of(text: str) -> frozenset[int]:
+    """The numbers of a list such as ``0-3,8``; none where it says something else (``N/A``)."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if match is None:
+            return frozenset()
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last > _MAX_CPU:
+            return frozenset()
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
+
+
+# Reading a matrix
+
+
+def load_topology(path: Path) -> Topology:
+    """Read a file that holds one matrix.
+
+    Raises:
+        OperatorError: the file is missing or is no whole matrix.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{path}: cannot be read: {error}") from None
+    if len(content) > _MAX_BYTES:
+        raise OperatorError(f"{path}: larger than 1 MiB: no matrix of links is")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise OperatorError(f"{path}: not UTF-8 text: save the tool's output again") from None
+    try:
+        return parse_topology(text)
+    except OperatorError as error:
+        raise OperatorError(f"{path}: {error}") from None
+
+
+def parse_topology(text: str) -> Topology:
+    """Read the output of `nvidia-smi topo -m` or `npu-smi info -t topo`.
+
+    The header may wear ANSI codes, cells may be fused (``PIXNODE``), affinities may be empty, tabs
+    may have become spaces. Rows and columns of network cards are passed over. Devices that a line
+    beginning with ``MIG`` names, or follows as in `nvidia-smi -L`, are split.
+
+    Raises:
+        OperatorError: it is no whole matrix; one line that says what it is.
+    """
+    header: list[str] | None = None
+    rows: dict[str, tuple[tuple[str, ...], TopologyDevice]] = {}
+    split: set[str] = set()
+    last = ""
+    for raw in text.splitlines():
+        line = plain_text(raw).rstrip()
+        words = line.split()
+        if listed := re.match(r"\s*GPU (\d+): ", line):
+            last = f"GPU{listed[1]}"
+        elif words and words[0].startswith("MIG"):
+            split.update(re.findall(r"GPU\d+", line) or [last])
+        elif not words or not _DEVICE.fullmatch(words[0]):
+            continue
+        elif len(words) == 1:
+            raise OperatorError(f"row {words[0]} has no link: the matrix is cut off, save it again")
+        elif _HEAD.fullmatch(words[1]):
+            if header is not None:
+                raise OperatorError("holds two matrices: keep one a file")
+            header = _columns(line)
+        elif header is None:
+            raise OperatorError(
+                f"row {words[0]} stands before any header: save all of the tool's output"
+            )
+        elif words[0] in rows:
+            raise OperatorError(f"has two rows {words[0]}: keep one matrix a file")
+        else:
+            last = words[0]
+            rows[last] = _row(line, header)
+    if header is None:
+        raise OperatorError(_no_matrix(text))
+    return _topology(header, rows, split)
+
+
+def _no_matrix(text: str) -> str:
+    lines = [plain_text(line).strip() for line in text.splitlines()]
+    first = next((line for line in lines if line), "")
+    expected = "save what `nvidia-smi topo -m` or `npu-smi info -t topo` prints"
+    if not first:
+        return f"is empty: {expected}"
+    shown = repr(first if len(first) <= 60 else first[:57] + "...")
+    if _ERROR.search(first):
+        return f"holds an error message, {shown}: mend that on the host, then {expected}"
+    return f"has no row of devices and begins with {shown}: {expected}"
+
+
+def _columns(line: str) -> list[str]:
+    """The columns of links that a header names."""
+    return line.partition("CPU Affinity")[0].split()
+
+
+def _row(line: str, header: Sequence[str]) -> tuple[tuple[str, ...], TopologyDevice]:
+    """The links of a row, and what its affinities say."""
+    name, rest = line.split(maxsplit=1)
+    cells: list[str] = []
+    end = 0
+    for match in _LINK.finditer(rest):
+        if len(cells) == len(header) or rest[end : match.start()].strip():
+            break
+        cells.append(match[0])
+        end = match.end()
+    if len(cells) < len(header):
+        then = rest[end:].split()
+        found = f", then {then[0][:30]!r}" if then else ""
+        raise OperatorError(
+            f"row {name} has {len(cells)} of {len(header)} links{found}: the matrix is cut off or"
+            " another command's; save the tool's output again"
+        )
+    return tuple(cells), _affinity(rest[end:])
+
+
+def _affinity(text: str) -> TopologyDevice:
+    """CPUs and NUMA nodes. Columns end with tabs, one more after the nodes; copies have spaces."""
+    columns = [c.strip() for c in text.split("\t")][1:] if "\t" in text else text.split()
+    cpus, numa, *_ = [*columns, "", ""]
+    return TopologyDevice(numbers_text(numbers_of(cpus)), tuple(sorted(numbers_of(numa))))
+
+
+def _topology(
+    header: list[str],
+    rows: dict[str, tuple[tuple[str, ...], TopologyDevice]],
+    split: Collection[str],
+) -> Topology:
+    names = [name for name in header if _DEVICE.fullmatch(name)]
+    missing = [name for name in names if name not in rows]
+    strange = [name for name in rows if name not in names]
+    if missing or strange:
+        what = f"{missing[0]} has a column and no row" if missing else f"{strange[0]} has no column"
+        raise OperatorError(
+            f"is not square ({len(rows)} rows, {len(names)} columns of devices): {what}; the matrix"
+            " is cut off, save the tool's output again"
+        )
+    if names[0].startswith("GPU") and names != [f"GPU{i}" for i in range(len(names))]:
+        raise OperatorError(
+            f"has the devices {', '.join(names)}: expected GPU0, GPU1, ... in order"
+        )
+    columns = [header.index(name) for name in names]
+    links = tuple(tuple(rows[name][0][column] for column in columns) for name in names)
+    for a, b in itertools.product(range(len(names)), repeat=2):
+        if (links[a][b] == "X") != (a == b) or links[a][b] != links[b][a]:
+            raise OperatorError(
+                f"says {links[a][b]} from {names[a]} to {names[b]} and {links[b][a]} back: columns"
+                " are missing, save the tool's output again"
+            )
+    devices = (rows[name][1] for name in names)
+    return Topology(
+        _TOOLS["GPU" if names[0].startswith("GPU") else "NPU"],
+        tuple(
+            TopologyDevice(device.cpus, device.numa, name in split)
+            for name, device in zip(names, devices, strict=True)
+        ),
+        links,
+    )
+
+
+def declared_topology(count: int, pairs: Iterable[tuple[int, int]]) -> Topology:
+    """What is known without a matrix: how many devices, and which pairs are linked."""
+    linked = {frozenset(pair) for pair in pairs}
+    other = UNLINKED if linked else UNKNOWN
+
+    def link(a: int, b: int) -> str:
+        return "X" if a == b else LINKED if frozenset((a, b)) in linked else other
+
+    links = tuple(tuple(link(a, b) for b in range(count)) for a in range(count))
+    return Topology("", (TopologyDevice("", ()),) * count, links)
+
+
+# Choosing sets
+
+
+@functools.cache
+def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
+    """Choose the devices of every server: the best sets of all that are possible.
+
+    In this order: the slowest link of the worst server is as fast as possible, then that of the
+    second worst and so on; servers cross as few NUMA nodes as possible; the links inside the sets
+    are fast in sum; indices are low. So no server crosses a slower link while a faster set is free.
+
+    Raises:
+        OperatorError: the devices don't suffice, or a fixed one is split by MIG.
+    """
+    fixed = {index for ask in asked for index in ask.devices}
+    _check(topology, asked)
+    free = tuple(i for i, d in enumerate(topology.devices) if i not in fixed and not d.mig)
+    open_sizes = [ask.size for ask in asked if not ask.devices]
+    if sum(open_sizes) > len(free):
+        raise OperatorError(
+            f"the servers without devices need {sum(open_sizes)}, and {len(free)} of"
+            f" {len(topology.devices)} devices are left: use fewer servers or smaller ones"
+        )
+    sets = _best_sets(topology, free, tuple(open_sizes))
+    chosen = [ask.devices or _grouped(topology, sets[ask.size].pop(0), ask.group) for ask in asked]
+    used = {index for devices in chosen for index in devices}
+    unused = [index for index in free if index not in used]
+    return tuple(
+        Chosen(
+            devices,
+            _reason(topology, devices),
+            _faster(topology, devices, unused) if ask.devices else None,
+        )
+        for ask, devices in zip(asked, chosen, strict=True)
+    )
+
+
+def _check(topology: Topology, asked: Sequence[Asked]) -> None:
+    count = len(topology.devices)
+    if count > MAX_DEVICES and not all(ask.devices for ask in asked):
+        raise OperatorError(
+            f"{count} devices: sets are chosen of at most {MAX_DEVICES}; list the servers' devices"
+        )
+    for ask in asked:
+        server = f"{ask.name}: " if ask.name else ""
+        for index in ask.devices:
+            if index >= count:
+                raise OperatorError(
+                    f"{server}device {index} is not one of the {count} (0-{count - 1})"
+                )
+            if topology.devices[index].mig:
+                raise OperatorError(
+                    f"{server}device {index} is split by MIG and servers use whole devices: use"
+                    f" another, or `nvidia-smi -i {index} -mig 0` and save the matrix again"
+                )
+
+
+def _scores(topology: Topology, devices: tuple[int, ...]) -> tuple[int, int, int]:
+    """Of a set: the speed of its slowest link, minus the NUMA nodes crossed, the sum of speeds."""
+    links = [topology.links[a][b] for a, b in itertools.combinations(devices, 2)]
+    speeds = [speed_of(link) for link in links]
+    places = {topology.devices[i].place for i in devices} - {None}
+    return min(speeds, default=_NO_LINK), 1 - max(len(places), 1), sum(speeds)
+
+
+_Best = tuple[tuple[tuple[int, ...], int, int], tuple[tuple[int, ...], ...]]
+"""The value of some sets (speeds of their slowest links, sorted; the two sums), and the sets."""
+
+
+def _best_sets(
+    topology: Topology, free: tuple[int, ...], sizes: tuple[int, ...]
+) -> dict[int, list[tuple[int, ...]]]:
+    """The best sets of ``sizes`` out of ``free``, by size, lowest devices first.
+
+    The lowest free device is in one of the sets or in none; what is left is searched the same way.
+    Comparing sorted speeds is safe part by part: the better of two rests stays the better one
+    with any set added to both.
+    """
+    scores = functools.cache(lambda devices: _scores(topology, devices))
+
+    @functools.cache
+    def search(free: tuple[int, ...], sizes: tuple[int, ...]) -> _Best | None:
+        if sum(sizes) > len(free):
+            return None
+        if not sizes:
+            return ((), 0, 0), ()
+        first, others = free[0], free[1:]
+        best = search(others, sizes)
+        for size in dict.fromkeys(sizes):
+            left = list(sizes)
+            left.remove(size)
+            for more in itertools.combinations(others, size - 1):
+                rest = search(tuple(i for i in others if i not in more), tuple(left))
+                if rest is None:
+                    continue
+                devices = (first, *more)
+                slowest, crossed, total = scores(devices)
+                (speeds, all_crossed, all_total), sets = rest
+                value = (
+                    tuple(sorted((*speeds, slowest))),
+                    all_crossed + crossed,
+                    all_total + total,
+                )
+                if best is None or value > best[0] or (value == best[0] and best[1][0][0] != first):
+                    best = value, (devices, *sets)
+        return best
+
+    found = search(free, sizes)
+    assert found  # the caller counted
+    by_size: dict[int, list[tuple[int, ...]]] = {}
+    for devices in sorted(found[1]):
+        by_size.setdefault(len(devices), []).append(devices)
+    return by_size
+
+
+def _grouped(topology: Topology, devices: tuple[int, ...], group: int) -> tuple[int, ...]:
+    """The order in which vLLM counts ranks: tensor-parallel groups one after another."""
+    groups = _best_sets(topology, devices, (group,) * (len(devices) // group))
+    return tuple(itertools.chain.from_iterable(groups[group]))
+
+
+def _faster(topology: Topology, devices: tuple[int, ...], unused: Iterable[int]) -> str | None:
+    """A set as large with a faster slowest link, of the unused devices and the server's own."""
+    candidates = tuple(sorted({*devices, *unused}))
+    if len(candidates) > MAX_DEVICES:
+        return None
+    best = max(itertools.combinations(candidates, len(devices)), key=lambda i: _scores(topology, i))
+    if _scores(topology, best)[0] <= _scores(topology, devices)[0]:
+        return None
+    return _reason(topology, best)
+
+
+def _reason(topology: Topology, devices: Sequence[int]) -> str:
+    return ", ".join(_said(topology, devices))
+
+
+def _said(topology: Topology, devices: Sequence[int]) -> Iterator[str]:
+    listed = ",".join(map(str, devices))
+    slowest = topology.slowest(devices)
+    yield f"device{'s' if len(devices) > 1 else ''} {listed}: {slowest or 'one device, no link'}"
+    nodes = sorted({node for index in devices for node in topology.devices[index].numa})
+    if nodes:
+        yield f"NUMA node{'s' if len(nodes) > 1 else ''} {numbers_text(nodes)}"
