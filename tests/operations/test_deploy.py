@@ -109,6 +109,8 @@ NEVER_A_CHANGE = {
     "Host | Package sources alone",
     "Host | Kernel parameters are in force",
     "Host | Packages that upgrades leave",
+    "vLLM | Servers over several hosts are in this run",
+    "vLLM | Nodes of other hosts' servers",
     "vLLM | Servers no longer planned",
     "Accept | The endpoint answers",
     "Accept | KV cache sizes are noted",
