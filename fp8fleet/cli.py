@@ -221,6 +221,9 @@ def _print_host(console: Console, host: HostPlan) -> None:
         devices = ",".join(str(device) for device in instance.devices) or "none"
         options = " ".join(f"{key}={value}" for key, value in instance.options.items())
         rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {options}"))
+        if instance.node:
+            part = f"{instance.node.rank + 1} of {len(instance.node.hosts)}"
+            rows.append(("  node", f"{part}: {' '.join(instance.node.hosts)}"))
         rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in instance.choices]
         rows.append(("  sampling", str(instance.sampling)))
         rows += _capacity_rows(instance)
@@ -228,7 +231,7 @@ def _print_host(console: Console, host: HostPlan) -> None:
     if host.proxy:
         upstreams = " ".join(host.proxy.upstreams)
         rows.append(("proxy", f"{host.proxy.url} -> {upstreams}  (model {host.proxy.model_id})"))
-    let_in = (f"{rule.port} from {rule.source or 'all'}" for rule in host.firewall.rules)
+    let_in = (f"{rule.ports()} from {rule.source or 'all'}" for rule in host.firewall.rules)
     rows.append(("firewall", f"{host.firewall.tool}: {', '.join(let_in)}"))
     if host.selinux:
         parts: list[str] = [host.selinux.mode]

@@ -45,30 +45,33 @@ class Rule:
     """The rule of a plan that it is, of ufw's."""
     comment: str = ""
 
-    def names(self, port: int) -> bool:
-        """Whether it is about the port, for whomever."""
-        return any(first <= port <= last for first, last in self.ports)
+    def names(self, port: int, last: int | None = None) -> bool:
+        """Whether it is about the port, or all of a range up to ``last``, for whomever."""
+        return any(low <= port and (last or port) <= high for low, high in self.ports)
 
-    def covers(self, port: int, source: str) -> bool:
-        """Whether it decides about every connection from the network to the port."""
-        return not self.narrow and self.names(port) and _contains(self.source, source)
+    def covers(self, port: int, source: str, last: int | None = None) -> bool:
+        """Whether it decides about every connection from the network to the port, or the range."""
+        return not self.narrow and self.names(port, last) and _contains(self.source, source)
 
 
-def first_fit(rules: Iterable[Rule], port: int, source: str) -> Rule | None:
+def first_fit(
+    rules: Iterable[Rule], port: int, source: str, last: int | None = None
+) -> Rule | None:
     """The rule that decides about all of ``source``; the first that fits wins.
 
     Args:
         rules: in the order in which the firewall goes by them.
         port: of TCP.
         source: an address or network.
+        last: where a range that begins with ``port`` ends.
     """
-    return next((rule for rule in rules if rule.covers(port, source)), None)
+    return next((rule for rule in rules if rule.covers(port, source, last)), None)
 
 
 def denial(rules: Sequence[Rule], planned: FirewallRule) -> Rule | None:
     """The rule that keeps out all that a plan lets in, of one family at least, if there is one."""
     sources = (planned.source,) if planned.source else EVERYBODY
-    fits = (first_fit(rules, planned.port, source) for source in sources)
+    fits = (first_fit(rules, planned.port, source, planned.last) for source in sources)
     return next((rule for rule in fits if rule and rule.action == "deny"), None)
 
 
@@ -85,12 +88,12 @@ class Firewall:
     ipv6: bool = True
     """Whether it takes rules for IPv6."""
 
-    def lets_in(self, port: int) -> bool:
-        """Whether a rule lets somebody in."""
+    def lets_in(self, port: int, last: int | None = None) -> bool:
+        """Whether a rule lets somebody in, to the port or the range up to ``last``."""
         return any(
-            rule.action != "deny" and rule.names(port)
+            rule.action != "deny" and rule.names(port, last)
             for chain in self.chains
-            for rule in _until_denied(chain, port)
+            for rule in _until_denied(chain, port, last)
         )
 
     def is_open(self, port: int) -> bool:
@@ -99,10 +102,10 @@ class Firewall:
         return any(rule is not None and rule.action != "deny" for rule in fits)
 
 
-def _until_denied(chain: Iterable[Rule], port: int) -> Iterator[Rule]:
+def _until_denied(chain: Iterable[Rule], port: int, last: int | None) -> Iterator[Rule]:
     """The rules before the one that keeps out everybody."""
     for rule in chain:
-        if rule.action == "deny" and rule.covers(port, EVERYBODY[0]):
+        if rule.action == "deny" and rule.covers(port, EVERYBODY[0], last):
             return
         yield rule
 
@@ -146,16 +149,20 @@ def ufw_rule(line: str) -> Rule | None:
     if direction != "in" or protocol not in ("tcp", "any"):
         return None
     narrow = bool(interface) or destination not in EVERYBODY or source_ports != "any"
-    plain = protocol == "tcp" and ports.isdigit() and application == "-" and not narrow
+    plain = protocol == "tcp" and len(numbers) == 1 and application == "-" and not narrow
     return Rule(
         action,
         numbers,
         network,
         _ufw_text(named, protocol, ports, source, application),
         narrow,
-        FirewallRule(numbers[0][0], _source(network)) if plain else None,
+        _planned(*numbers[0], _source(network)) if plain and ports != "any" else None,
         comment,
     )
+
+
+def _planned(port: int, last: int, source: str | None) -> FirewallRule:
+    return FirewallRule(port, source, last if last != port else None)
 
 
 _UFW_ACTIONS: dict[str, Action] = {

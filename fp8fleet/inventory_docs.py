@@ -128,6 +128,7 @@ _TYPES = {
     "sysctl": "table: parameter to value",
     "engine_environment": "table: variable to value",
     "options": "table: option to value",
+    "instance.group": "group of the inventory",
     "model_rate_limit": "megabytes a second, at least 0.1",
     "engine_pins": "list of `NAME==VERSION`",
     "nginx_server_name": "names, separated by spaces",

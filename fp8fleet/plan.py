@@ -231,6 +231,34 @@ class ModelPlan:
 
 
 @dataclass(frozen=True)
+class NodePlan:
+    """A host's node of one server over several hosts."""
+
+    group: str
+    """The inventory group."""
+    rank: int
+    """0: the head, which has the API."""
+    hosts: tuple[str, ...]
+    """Names of the group's hosts by rank."""
+    addresses: tuple[str, ...]
+    """Their service addresses."""
+    master_port: int
+    """On the head, for torch's rendezvous."""
+    digest: str
+    """Of what all nodes are made of: a change of one restarts all."""
+
+    @property
+    def link_port(self) -> int:
+        """On the head, for the programs that start and end the nodes together."""
+        return self.master_port + 1
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Addresses of the other nodes."""
+        return tuple(a for rank, a in enumerate(self.addresses) if rank != self.rank)
+
+
+@dataclass(frozen=True)
 class CapacityPlan:
     """What a server's KV cache holds, computed from the stored headers."""
 
@@ -288,10 +316,17 @@ class InstancePlan:
     choices: tuple[Choice, ...]
     """What the workload chose, and why; empty: the inventory has no workload."""
     sampling: Sampling
+    node: NodePlan | None = None
+    """None: the server is this host's alone."""
     capacity: CapacityPlan | None = None
     """None: not known."""
     capacity_unknown: str | None = None
     """Why; None too where nothing can be known, as of a CPU."""
+
+    @property
+    def has_api(self) -> bool:
+        """Whether clients ask it: not a node that follows another one."""
+        return self.node is None or self.node.rank == 0
 
     @property
     def upstream(self) -> str:
@@ -326,11 +361,17 @@ class ProxyPlan:
 
 @dataclass(frozen=True)
 class FirewallRule:
-    """Who may connect to a TCP port of a host."""
+    """Who may connect to a TCP port of a host, or to a range of them."""
 
     port: int
     source: str | None
     """An address, or a network as ``ADDRESS/BITS``; None: everybody."""
+    last: int | None = None
+    """Last port of a range that begins with ``port``."""
+
+    def ports(self, separator: str = "-") -> str:
+        """The port, or the range's ends."""
+        return f"{self.port}{separator}{self.last}" if self.last else str(self.port)
 
 
 @dataclass(frozen=True)
@@ -348,7 +389,7 @@ class FirewallPlan:
     @property
     def guarded(self) -> tuple[int, ...]:
         """Ports that not everybody may reach."""
-        return tuple(sorted({rule.port for rule in self.rules if rule.source}))
+        return tuple(sorted({rule.port for rule in self.rules if rule.source and not rule.last}))
 
 
 @dataclass(frozen=True)
@@ -503,6 +544,11 @@ class HostPlan:
     def role_files(self, role: str) -> tuple[PlannedFile, ...]:
         """The files that ``role`` puts in place."""
         return tuple(file for file in self.files if file.role == role)
+
+    @property
+    def servers(self) -> tuple[InstancePlan, ...]:
+        """The servers with an API: not the nodes that follow another host's."""
+        return tuple(instance for instance in self.instances if instance.has_api)
 
     @property
     def environments(self) -> tuple[EnvironmentPlan, ...]:

@@ -237,7 +237,20 @@ class InstanceSpec(Spec):
         " places it.",
     )
     tensor_parallel_size: Annotated[int, Field(ge=1, strict=True)] = Field(
-        default=1, description="Number of devices that share the model's weights."
+        default=1, description="Number of devices that share each layer's weights."
+    )
+    pipeline_parallel_size: Annotated[int, Field(ge=1, strict=True)] = Field(
+        default=1, description="Number of parts of the model's layers, one after the other."
+    )
+    group: Annotated[str, StringConstraints(pattern=r"^\w[\w-]*$")] | None = Field(
+        default=None,
+        description="Inventory group whose hosts run this server together, the first with its API;"
+        " for a model larger than a host. Unset: each host has a server of its own.",
+    )
+    master_port: Annotated[int, Field(ge=1024, le=65534, strict=True)] = Field(
+        default=29501,
+        description="With group: port of the first host where the others meet; the next port is"
+        " taken too.",
     )
     options: dict[str, Option] = Field(
         default_factory=dict,
@@ -248,9 +261,13 @@ class InstanceSpec(Spec):
     def _sane(self) -> InstanceSpec:
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {list(self.devices)} names one device twice")
-        if self.devices and self.tensor_parallel_size > len(self.devices):
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.devices and not self.group and ranks > len(self.devices):
+            size = f"tensor_parallel_size {self.tensor_parallel_size}"
+            if self.pipeline_parallel_size > 1:
+                size += f" x pipeline_parallel_size {self.pipeline_parallel_size}"
             raise ValueError(
-                f"tensor_parallel_size {self.tensor_parallel_size} needs as many devices,"
+                f"{size} needs as many devices,"
                 f" {len(self.devices)} are listed: list more or lower it"
             )
         for key in self.options:
@@ -269,6 +286,11 @@ _OWNED_OPTIONS = {
     "port": "the instance's port",
     "api-key": "api_key",
     "tensor-parallel-size": "the instance's tensor_parallel_size",
+    "pipeline-parallel-size": "the instance's pipeline_parallel_size",
+    "nnodes": "the instance's group",
+    "node-rank": "the instance's group",
+    "master-addr": "the instance's group",
+    "master-port": "the instance's master_port",
     "served-model-name": "served_model_name",
     "shutdown-timeout": "drain_timeout",
     "uds": "the instance's port",
@@ -805,6 +827,11 @@ class HostSpec(Spec):
     def ports(self) -> list[tuple[str, int]]:
         """The TCP ports that the host shall listen on: for what, and the number."""
         ports = [(f"instance {i.name}", i.port) for i in self.instances]
+        for instance in self.instances:
+            if instance.group:
+                ports.append((f"instance {instance.name}'s master_port", instance.master_port))
+                link = f"instance {instance.name}'s nodes (master_port + 1)"
+                ports.append((link, instance.master_port + 1))
         if self.storage_address and self.peer_transfer:
             ports.append(("peer_port", self.peer_port))
         return [
@@ -830,6 +857,11 @@ class HostSpec(Spec):
         for instance in self.instances:
             if self.accelerator in (None, "cpu") or instance.devices:
                 continue
+            if instance.group:
+                raise ValueError(
+                    f"instances: {instance.name}: devices must be listed with group: this host's"
+                    " part of the server's"
+                )
             if not self.device_count and not self.topology:
                 raise ValueError(
                     f"instances: {instance.name}: devices must list at least one, or device_count"

@@ -51,6 +51,8 @@ class Release(_Entry):
     transformers_gemma4: str | None = None
     fp8_block: bool = True
     shutdown_timeout: bool
+    multi_node: bool = True
+    """One server over several hosts without Ray."""
     gpu_memory_utilization: float = 0.92
     """Default of ``serve --gpu-memory-utilization``."""
     constraints: tuple[str, ...] = ()

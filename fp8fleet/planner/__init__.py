@@ -32,10 +32,11 @@ from fp8fleet.planner.host import (
     preparation,
 )
 from fp8fleet.planner.model import model_files, model_plan, peer_plan
+from fp8fleet.planner.nodes import join_nodes
 from fp8fleet.planner.proxy import proxy_plan
 from fp8fleet.planner.requirements import requirements_of
 from fp8fleet.planner.selinux import selinux_plan
-from fp8fleet.planner.servers import instance_files
+from fp8fleet.planner.servers import instance_files, node_files
 from fp8fleet.planner.serving import Serving
 from fp8fleet.planner.sources import BEYOND_MEANING, check_addresses, serving_of
 from fp8fleet.zipapp import zipapp_name
@@ -53,6 +54,7 @@ def make_plan(fleet: Fleet, root: Path = Path()) -> FleetPlan:
     """
     serving = {h.name: serving_of(fleet, h, root) for h in fleet.hosts if not h.is_gateway}
     check_addresses(fleet)
+    serving = join_nodes(fleet, serving)
     plans = {}
     for host in fleet.hosts:
         try:
@@ -82,6 +84,7 @@ def _host_plan(fleet: Fleet, host: FleetHost, serving: dict[str, Serving], root:
     if own and model:
         files += model_files(spec, own, model, tools, program)
         files += [f for i in own.instances for f in instance_files(spec, own, i, model)]
+        files += node_files(spec, own)
     files += proxy_files
     drivers, driver_files, driver_notes = drivers_plan(spec, platform, own)
     files += driver_files

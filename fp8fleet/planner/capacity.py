@@ -46,7 +46,7 @@ def with_capacity(
         OperatorError: the model cannot be divided among that many devices, or does not fit.
     """
     settings = settings_of(spec, instance.options, instance.name)
-    _check_devices(instance, settings)
+    _check_devices(spec, instance, settings)
     if checkpoint is None:
         why = "models/ has no config.json and headers.json of the model"
         return _unknown(spec, instance, why)
@@ -152,10 +152,11 @@ def _count(name: str, option: str, value: Any, default: int | None) -> int | Non
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def _check_devices(instance: InstancePlan, settings: Settings) -> None:
+def _check_devices(spec: HostSpec, instance: InstancePlan, settings: Settings) -> None:
     """A server that is spread over hosts has devices elsewhere."""
     spread = instance.options.get("distributed-executor-backend") == "ray"
-    if not instance.devices or spread or "nnodes" in instance.options:
+    spread |= any(i.group for i in spec.instances if i.name == instance.name)
+    if not instance.devices or spread:
         return
     asked = settings.tensor_parallel * settings.pipeline_parallel
     if asked > len(instance.devices):

@@ -49,7 +49,10 @@ def firewall_plan(
         rules += [FirewallRule(proxy.listen, source) for source in clients]
     if own and not host.is_gateway:
         sources = list(_gateway_addresses(fleet, required=tool != "unmanaged"))
-        rules += [FirewallRule(i.port, source) for i in own.instances for source in sources]
+        served = [i for i in own.instances if i.has_api]
+        rules += [FirewallRule(i.port, source) for i in served for source in sources]
+        nodes = [i.node for i in own.instances if i.node]
+        rules += [_any_port(other) for node in nodes for other in node.others]
     if model and model.peer:
         mine, port = _split(model.peer.listen)
         others = (_split(peer)[0] for peer in model.peer.peers)
@@ -60,6 +63,11 @@ def firewall_plan(
         rules=tuple(dict.fromkeys(rules)),
         ssh_port=host.ssh_port,
     )
+
+
+def _any_port(source: str) -> FirewallRule:
+    """For another node of a server: torch, NCCL and vLLM listen on ports that the kernel picks."""
+    return FirewallRule(1024, source, 65535)
 
 
 def _gateway_addresses(fleet: Fleet, required: bool) -> Iterator[str]:

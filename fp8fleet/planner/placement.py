@@ -85,13 +85,11 @@ def placements(spec: HostSpec, topology: Topology | None) -> tuple[Placement, ..
 
 
 def _asked(instance: InstanceSpec) -> Asked:
-    group = instance.tensor_parallel_size
-    stages = instance.options.get("pipeline-parallel-size", 1)
-    if type(stages) is not int or stages < 1:
-        raise OperatorError(
-            f"instances: {instance.name}: option 'pipeline-parallel-size' is {stages!r}: a whole"
-            " number from 1 is needed"
-        )
+    group, stages = instance.tensor_parallel_size, instance.pipeline_parallel_size
+    if instance.group:
+        # this host has a part of the server's devices, all of them listed
+        count = len(instance.devices)
+        return Asked(count, min(group, count), instance.devices, instance.name)
     return Asked(group * stages, group, instance.devices, instance.name)
 
 

@@ -16,18 +16,20 @@ from fp8fleet.planner.serving import Serving
 def proxy_plan(
     fleet: Fleet, host: FleetHost, platform: Platform, serving: dict[str, Serving]
 ) -> tuple[ProxyPlan | None, list[PlannedFile]]:
-    """Nginx and its configuration; nothing on a host that a gateway stands before."""
+    """Nginx and its configuration; nothing on a host that a gateway or a head stands before."""
     has_gateway = any(other.is_gateway for other in fleet.hosts)
     if has_gateway and not host.is_gateway:
         return None, []
     behind = list(serving.values()) if host.is_gateway else [serving[host.name]]
+    if not host.is_gateway and not any(i.has_api for i in serving[host.name].instances):
+        return None, []
     models = sorted({s.model_id for s in behind})
     if len(models) != 1:
         raise OperatorError(
             f"the gateway's hosts serve {len(models)} models ({', '.join(models) or 'none'});"
             " one is needed: give them one served_model_name"
         )
-    upstreams = tuple(i.upstream for s in behind for i in s.instances)
+    upstreams = tuple(i.upstream for s in behind for i in s.instances if i.has_api)
     values: dict[str, Any] = {
         "spec": host.spec,
         "upstreams": upstreams,

@@ -15,6 +15,7 @@ from fp8fleet.plan import (
     Requirements,
     Space,
 )
+from fp8fleet.planner.budget import memory_fraction
 from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec
 
@@ -57,15 +58,19 @@ def _environment_space(environment: EnvironmentPlan, size: int) -> Space:
 
 
 def _devices(spec: HostSpec, instance: InstancePlan) -> Devices:
-    default = catalog.releases()[spec.engine_release or ""].gpu_memory_utilization
-    share = instance.options.get("gpu-memory-utilization", default)
-    fraction = float(share) if isinstance(share, int | float) else 1.0
     ranks = instance.options["tensor-parallel-size"]
-    return Devices(instance.name, instance.devices, ranks, fraction)
+    return Devices(instance.name, instance.devices, ranks, memory_fraction(spec, instance))
 
 
 def _ports(own: Serving | None, proxy: ProxyPlan | None) -> tuple[PlannedPort, ...]:
-    ports = [PlannedPort(i.port, f"server {i.name}", i.unit) for i in own.instances] if own else []
+    ports = []
+    for instance in own.instances if own else ():
+        name, unit = f"server {instance.name}", instance.unit
+        if instance.has_api:
+            ports.append(PlannedPort(instance.port, name, unit))
+        if instance.node and instance.has_api:
+            ports.append(PlannedPort(instance.node.master_port, name, unit))
+            ports.append(PlannedPort(instance.node.link_port, name, unit))
     if proxy:
         ports.append(PlannedPort(proxy.listen, "the proxy", "nginx.service"))
         ports.append(PlannedPort(proxy.status_port, "the proxy's status", "nginx.service"))

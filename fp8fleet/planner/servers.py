@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fp8fleet import catalog, render
+from fp8fleet import catalog, node, render
 from fp8fleet.catalog import Release
 from fp8fleet.plan import (
     CONFIG_DIRECTORY,
@@ -52,6 +52,8 @@ def instance_plan(
         "served-model-name": model_id,
         "tensor-parallel-size": instance.tensor_parallel_size,
     }
+    if instance.pipeline_parallel_size > 1:
+        options["pipeline-parallel-size"] = instance.pipeline_parallel_size
     notes = [*placement.notes]
     if release.shutdown_timeout:
         options["shutdown-timeout"] = spec.drain_timeout
@@ -79,7 +81,10 @@ def instance_plan(
         marker=f"{RUN_DIRECTORY}/{instance.name}.ready",
         start_timeout_s=spec.start_timeout,
         warm_up_concurrency=spec.warm_up_concurrency,
-        files=(f"{UNIT_DIRECTORY}/{unit}", f"{base}.yaml", f"{base}.env"),
+        files=(
+            *(f"{UNIT_DIRECTORY}/{unit}", f"{base}.yaml", f"{base}.env"),
+            *([_node_program(spec)] if instance.group else []),
+        ),
         notes=tuple(notes),
         choices=decision.choices.get(instance.name, ()),
         sampling=sampling_of(options, Path(spec.model_manifest), root),
@@ -101,6 +106,7 @@ def instance_files(
         "nvidia": catalog.accelerators()[spec.accelerator or ""].vendor == "nvidia",
         "stop_timeout": spec.drain_timeout + 30,
         "run_directory": RUN_DIRECTORY,
+        "node_program": _node_program(spec),
     }
     unit_file = f"{UNIT_DIRECTORY}/{instance.unit}"
     files = [
@@ -119,6 +125,17 @@ def instance_files(
     return files
 
 
+def node_files(spec: HostSpec, own: Serving) -> list[PlannedFile]:
+    """The program that starts and ends the nodes of a server together."""
+    if not any(instance.node for instance in own.instances):
+        return []
+    return [PlannedFile("vllm", _node_program(spec), Path(node.__file__).read_bytes())]
+
+
+def _node_program(spec: HostSpec) -> str:
+    return f"{spec.install_directory}/bin/vllm-node.py"
+
+
 def _instance_environment(spec: HostSpec, own: Serving, instance: InstancePlan) -> dict[str, str]:
     """Variables of a server. Sources: vllm/envs.py; FlashInfer's, DeepGEMM's and Triton's docs."""
     caches = cache_directory(spec)
@@ -127,7 +144,9 @@ def _instance_environment(spec: HostSpec, own: Serving, instance: InstancePlan) 
         "PATH": f"{own.engine.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
         "LC_ALL": "C.UTF-8",
         "XDG_CACHE_HOME": f"{caches}/xdg",
-        "VLLM_CACHE_ROOT": f"{caches}/vllm",
+        # vLLM writes some of its files in place, which a server of the same model that starts at
+        # the same time would read; the others lock or rename, and servers share what they built
+        "VLLM_CACHE_ROOT": f"{caches}/vllm/{instance.name}",
         "TRITON_CACHE_DIR": f"{caches}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
         "FLASHINFER_WORKSPACE_BASE": f"{caches}/flashinfer",
@@ -146,6 +165,8 @@ def _instance_environment(spec: HostSpec, own: Serving, instance: InstancePlan) 
     if select:
         variables[select] = ",".join(str(device) for device in instance.devices)
     variables |= target_variables(spec)
+    if instance.node:
+        variables["VLLM_HOST_IP"] = instance.node.addresses[instance.node.rank]
     if spec.api_key:
         variables["VLLM_API_KEY"] = spec.api_key.placeholder
     return variables | spec.engine_environment

@@ -18,6 +18,7 @@ from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.measured import MEASURED, read_measured
+from fp8fleet.planner.budget import check_shared_devices
 from fp8fleet.planner.capacity import with_capacity
 from fp8fleet.planner.environments import engine_environment
 from fp8fleet.planner.placement import declared_devices, placements
@@ -63,10 +64,11 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         address = _listen_address(fleet, host)
         measured = read_measured(path.with_name(MEASURED))
         places = placements(decision.spec, topology)
-        planned = (
+        planned = [
             instance_plan(spec, release, instance, placement, address, model_id, decision, root)
             for instance, placement in zip(decision.spec.instances, places, strict=True)
-        )
+        ]
+        check_shared_devices(spec, planned)
         instances = tuple(
             with_capacity(spec, instance, manifest, checkpoint, measured) for instance in planned
         )

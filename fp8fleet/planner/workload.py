@@ -135,7 +135,10 @@ def _filled(instance: InstanceSpec, chosen: Chosen) -> InstanceSpec:
 
 
 def _server(spec: HostSpec, model: Model, target: Target, instance: InstanceSpec) -> Server:
-    size = {TENSOR_PARALLEL: instance.tensor_parallel_size}
+    size = {
+        TENSOR_PARALLEL: instance.tensor_parallel_size,
+        "pipeline-parallel-size": instance.pipeline_parallel_size,
+    }
 
     def capacity(options: Mapping[str, Any]) -> Capacity | None:
         return capacity_of(spec, {**options, **size}, instance.name, model.checkpoint)

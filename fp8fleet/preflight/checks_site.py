@@ -60,13 +60,15 @@ def _planned_firewall(case: Case) -> Firewall | None:
 def _closed(case: Case, active: Firewall | None) -> Iterator[Finding]:
     if active is None or active.lets_all_in:
         return
-    for port in sorted({rule.port for rule in case.firewall.rules}):
-        if not active.lets_in(port):
-            who = "for gateways or other hosts" if port in case.firewall.guarded else "for clients"
+    to_all = {rule.ports() for rule in case.firewall.rules if not rule.source}
+    planned = {rule.ports(): rule for rule in case.firewall.rules}
+    for ports, rule in sorted(planned.items(), key=lambda item: item[1].port):
+        if not active.lets_in(rule.port, rule.last):
+            who = "for clients" if ports in to_all else "for gateways or other hosts"
             yield Finding(
                 "firewall-closed",
-                f"{active.name} is active, port {port} is not open",
-                f"port {port} open {who}",
+                f"{active.name} is active, port {ports} is not open",
+                f"port {ports} open {who}",
                 "open it to their addresses only, or let fp8fleet do it (firewall)",
             )
 
@@ -86,7 +88,9 @@ def _no_ipv6(case: Case) -> Iterator[Finding]:
 def _cuts(case: Case) -> Iterator[Finding]:
     """Other services that would be shut out when the firewall is switched on."""
     firewall = _planned_firewall(case)
-    planned = {port.port for port in case.needs.ports} | {r.port for r in case.firewall.rules}
+    planned = {port.port for port in case.needs.ports} | {
+        r.port for r in case.firewall.rules if not r.last
+    }
     units = {port.unit for port in case.needs.ports}
     ssh = {case.firewall.ssh_port, *case.facts.security.ssh_ports}
     cut = {

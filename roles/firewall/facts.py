@@ -114,12 +114,18 @@ def _planned(rules: Iterable[Rule]) -> frozenset[FirewallRule]:
 def _in_force(line: str) -> FirewallRule | None:
     """A rule as `iptables -S` prints it."""
     match = re.fullmatch(
-        r"-A ufw6?-user-input (?:-s (\S+) )?-p tcp -m tcp --dport (\d+) -j ACCEPT", line
+        r"-A ufw6?-user-input (?:-s (\S+) )?-p tcp"
+        r" -m (?:tcp|multiport) --dports? (\d+)(?::(\d+))? -j ACCEPT",
+        line,
     )
     if match is None:
         return None
     source = re.sub(r"(?<=\.)(\d+)/32$|/128$", r"\1", match[1]) if match[1] else None
-    return FirewallRule(int(match[2]), source)
+    return _rule(match[2], match[3], source)
+
+
+def _rule(port: str, last: str | None, source: str | None) -> FirewallRule:
+    return FirewallRule(int(port), source, int(last) if last else None)
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ def _other(active: str, planned: str) -> FunctionCommand:
 
 def _denied(tool: str, planned: FirewallRule, rule: Rule, how: str) -> FunctionCommand:
     return failed(
-        f"firewall: {tool} denies port {planned.port} on this host ({rule.text}), the plan lets in"
-        f" {planned.source or 'everybody'}: remove that rule ({how}), or change the plan"
+        f"firewall: {tool} denies port {planned.ports()} on this host ({rule.text}), the plan lets"
+        f" in {planned.source or 'everybody'}: remove that rule ({how}), or change the plan"
     )
 
 
@@ -185,7 +185,7 @@ def _ufw_add(rules: Iterable[FirewallRule], comment: str) -> Iterator[StringComm
 
 
 def _ufw_words(rule: FirewallRule) -> str:
-    return f"allow proto tcp from {rule.source or 'any'} to any port {rule.port}"
+    return f"allow proto tcp from {rule.source or 'any'} to any port {rule.ports(':')}"
 
 
 # firewalld
@@ -288,7 +288,7 @@ def rich_rule(rule: FirewallRule) -> str:
     if rule.source:
         family = "ipv6" if ":" in rule.source else "ipv4"
         source = f' family="{family}" source address="{rule.source}"'
-    return f'rule{source} port port="{rule.port}" protocol="tcp" accept'
+    return f'rule{source} port port="{rule.ports()}" protocol="tcp" accept'
 
 
 def _rich(program: str, verb: str, pairs: list[tuple[str, str]]) -> Iterator[StringCommand]:

@@ -5,20 +5,22 @@ from pyinfra.api.deploy import deploy
 
 from fp8fleet.session import host_plan
 from roles.operations import place
-from roles.vllm.operations import serve_instance, stop_unplanned
+from roles.vllm.operations import follow, nodes_together, serve_instance, stop_unplanned
 
 
 @deploy("vLLM")
 def serve() -> None:
     """Run the planned servers; restart those whose files changed, one after the other."""
     plan = host_plan(host)
+    nodes_together(name="Servers over several hosts are in this run", plan=plan)
     place(
         name="Units, options, environments",
         files=plan.role_files("vllm"),
         absent=plan.role_absent("vllm"),
     )
+    follow(name="Nodes of other hosts' servers", plan=plan)
     # pyinfra shows one name for all hosts, so it must not name a host's own instance
-    for number, instance in enumerate(host.loop(plan.instances), 1):
+    for number, instance in enumerate(host.loop(plan.servers), 1):
         serve_instance(name=f"Server {number}", plan=plan, instance=instance)
 
 

@@ -306,6 +306,24 @@ def test_ufws_addresses_are_compared_and_not_their_spelling(
     assert (rule.planned, rule.comment) == (FirewallRule(8080, source), "fp8fleet")
 
 
+def test_a_range_of_ports_is_written_and_read_as_the_firewalls_do() -> None:
+    """As ufw 0.36 and iptables 1.8 print it on Debian 12."""
+    nodes = FirewallRule(1024, "10.0.0.7", 65535)
+    output = [
+        *("installed", "enabled", "-N ufw-user-input"),
+        "### tuple ### allow tcp 1024:65535 0.0.0.0/0 any 10.0.0.7 in comment=667038666c656574",
+        'listen LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=37,fd=3))',
+        "-A ufw-user-input -s 10.0.0.7/32 -p tcp -m multiport --dports 1024:65535 -j ACCEPT",
+    ]
+    state = Ufw().process(output)
+    assert state.ours == state.in_force == {nodes}
+    assert texts(RecordedHost({Ufw: state}), let_in, plan("ufw", nodes)) == []
+    without = replace(state, allowed=frozenset())
+    (add, *_) = texts(RecordedHost({Ufw: without}), let_in, plan("ufw", nodes))
+    assert add == "ufw allow proto tcp from 10.0.0.7 to any port 1024:65535 comment fp8fleet"
+    assert 'port port="1024-65535" protocol="tcp"' in rich_rule(nodes)
+
+
 @pytest.mark.parametrize("fact", [Ufw, Firewalld])
 def test_a_host_with_neither_answers_in_one_command(fact: Any, tmp_path: Path) -> None:
     program(tmp_path, "systemctl", "exit 3")

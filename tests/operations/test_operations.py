@@ -37,7 +37,7 @@ from pyinfra.api import FunctionCommand
 
 from fp8fleet.accept import CheckResult
 from fp8fleet.measured import read_measured
-from fp8fleet.plan import HostPlan, PlannedDirectory
+from fp8fleet.plan import HostPlan, InstancePlan, NodePlan, PlannedDirectory
 from fp8fleet.secrets import SecretRef
 from roles.accept import operations as accept_operations
 from roles.accept.facts import LoggedKvCaches
@@ -51,7 +51,7 @@ from roles.nginx.facts import Nginx, NginxState, OurNginxRuns
 from roles.nginx.operations import live_configuration
 from roles.operations import WORK_LOCK, place, streamed
 from roles.vllm.facts import Server, ServerState, UnitNames
-from roles.vllm.operations import serve_instance, stop_unplanned
+from roles.vllm.operations import follow, nodes_together, serve_instance, stop_unplanned
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 """SHA256 of no bytes."""
@@ -721,6 +721,59 @@ def test_a_server_that_a_gateway_outside_the_run_may_still_ask_is_not_stopped(
     facts = {UnitNames: ["fp8fleet-old.service"]}
     plan = host_plan(gateways=gateways)
     assert bool(commands(stop_unplanned, facts, run=active, plan=plan)) is stops
+
+
+# servers over several hosts
+
+
+NODE = NodePlan("pair", 1, ("gpu-1", "gpu-2"), ("10.0.0.1", "10.0.0.2"), 29501, "d1")
+"""This host follows gpu-1."""
+HEAD = replace(SERVER, node=replace(NODE, rank=0))
+FOLLOWER = replace(SERVER, node=NODE)
+BOTH = ["gpu-1", "gpu-2"]
+
+
+def nodes(operation: Any, instance: InstancePlan, run: list[str], **change: Any) -> list[str]:
+    """What an operation asks for, or says, on a host with one node in a run on ``run``."""
+    plan = replace(served_plan(), instances=(instance,))
+    arguments = {"instance": instance} if operation is serve_instance else {}
+    host = RecordedHost({Server: replace(FINE, **change)})
+    with context(host, run=run):
+        found = list(operation._inner(plan=plan, **arguments))
+    texts = []
+    for command in found:
+        if isinstance(command, FunctionCommand):
+            assert not command.function(None, host)
+        else:
+            texts.append(str(command.get_raw_value()))
+    return [re.sub(r"^umask 022; flock --timeout \d+ \S+ env +", "", t) for t in texts + host.said]
+
+
+def test_a_follower_is_restarted_and_not_waited_for() -> None:
+    assert nodes(follow, FOLLOWER, BOTH) == []
+    assert nodes(follow, FOLLOWER, BOTH, started_from=OTHER_YAML) == [RESET, RESTART]
+    assert nodes(follow, HEAD, BOTH, started_from=OTHER_YAML) == []
+
+
+def test_a_head_is_waited_for_like_any_server() -> None:
+    restart = nodes(serve_instance, HEAD, BOTH, started_from=OTHER_YAML)
+    assert restart[:2] == [RESET, RESTART]
+    assert " ready " in restart[2]
+
+
+@pytest.mark.parametrize("instance", [HEAD, FOLLOWER])
+def test_a_node_is_not_changed_in_a_run_without_the_others(instance: InstancePlan) -> None:
+    (told,) = nodes(nodes_together, instance, ["gpu-1"], started_from=OTHER_YAML)
+    assert "gpu-2 of group pair failed or is left out of this run (--limit)" in told
+    assert told.endswith("run on gpu-1, gpu-2")
+    assert nodes(nodes_together, instance, BOTH, started_from=OTHER_YAML) == []
+    assert nodes(nodes_together, instance, ["gpu-1"]) == []
+
+
+def test_a_head_does_not_wait_for_a_node_whose_host_has_failed() -> None:
+    (told,) = nodes(serve_instance, HEAD, ["gpu-1"], ready=False)
+    assert "gpu-2 of group pair failed" in told
+    assert nodes(serve_instance, HEAD, ["gpu-1"]) == []
 
 
 # nginx

@@ -378,13 +378,22 @@ def store(site: Site, layout: str, **changes: Any) -> None:
     site.file("models/tiny/config.json", json.dumps(eight_b.config(layout, **changes)))
 
 
-def instance(site: Site, devices: int = 1, size: int = 1, **options: Any) -> None:
+def instance(
+    site: Site,
+    devices: int = 1,
+    size: int = 1,
+    pipeline: int = 1,
+    group: str | None = None,
+    **options: Any,
+) -> None:
     site.serving["instances"] = [
         {
             "name": "main",
             "port": 8000,
             "devices": list(range(devices)),
             "tensor_parallel_size": size,
+            "pipeline_parallel_size": pipeline,
+            "group": group,
             "options": {key.replace("_", "-"): value for key, value in options.items()},
         }
     ]
@@ -527,14 +536,15 @@ def test_a_size_that_heads_or_blocks_forbid_is_refused_with_those_that_work(serv
 
 
 def test_more_devices_than_are_listed_are_refused(served: Site) -> None:
-    instance(served, 4, 2, pipeline_parallel_size=4)
-    assert "2 x pipeline-parallel-size 4 needs 8 devices, 4 are listed" in served.refusal()
-    instance(served, 4, 2, pipeline_parallel_size=4, nnodes=2)
+    instance(served, 4, 2, pipeline=4)
+    assert "2 x pipeline_parallel_size 4 needs as many devices, 4 are listed" in served.refusal()
+    instance(served, 4, 2, pipeline=4, group="serving")
+    served.hosts = {f"gpu-{n}": {"service_address": f"10.30.0.{n}"} for n in (1, 2)}
     assert planned(served).combination.pipeline_parallel_size == 4
 
 
 def test_more_ranks_than_layers_are_refused(served: Site) -> None:
-    instance(served, 4, 2, pipeline_parallel_size=2**62, nnodes=2)
+    instance(served, 4, 2, pipeline=2**62, group="serving")
     assert "the model has 32 layers to divide" in served.refusal()
 
 

@@ -68,15 +68,20 @@ def test_servers_of_several_sizes_share_a_board(site: Site) -> None:
 
 
 def test_a_pipeline_takes_its_stages_times_its_ranks(site: Site) -> None:
-    one = server(size=2, options={"pipeline-parallel-size": 2})
+    one = server(size=2, pipeline_parallel_size=2)
     (instance,) = declare(site, CROSSED, one).host_plan().instances
     assert instance.devices == (0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("stages", [0, "2", True, 1.5, None])
 def test_stages_that_are_no_number_are_refused(site: Site, stages: object) -> None:
-    one = server(options={"pipeline-parallel-size": stages})
-    assert "main: option 'pipeline-parallel-size' is" in declare(site, BRIDGED, one).refusal()
+    one = server(pipeline_parallel_size=stages)
+    assert "pipeline_parallel_size" in declare(site, BRIDGED, one).refusal()
+
+
+def test_a_part_of_a_server_over_several_hosts_lists_its_devices(site: Site) -> None:
+    one = server(size=4, pipeline_parallel_size=2, group="serving")
+    assert "main: devices must be listed with group" in declare(site, BRIDGED, one).refusal()
 
 
 def test_pairs_of_the_group_place_servers_without_a_matrix(site: Site) -> None:

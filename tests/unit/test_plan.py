@@ -609,7 +609,7 @@ def test_every_server_of_the_example_is_a_unit_that_runs_its_options(
         )
         assert service["User"] == "vllm"
         assert service["EnvironmentFile"] == instance.environment_file
-        assert service["Restart"] == "on-failure"
+        assert service["Restart"] == "always"
         assert service["KillMode"] == "mixed"
         assert service["LimitMEMLOCK"] == "infinity"
         assert int(service["LimitNOFILE"]) >= 65536

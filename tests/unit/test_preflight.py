@@ -356,7 +356,7 @@ def test_gpu_errors_of_the_full_mode(site: Site) -> None:
 def test_servers_over_unlinked_devices_are_warned_of(site: Site) -> None:
     site.serving["accelerator"] = "a100-80g"
     site.serving["instances"] = [
-        {**INSTANCE, "devices": [0, 1], "tensor_parallel_size": 2},
+        {**INSTANCE, "devices": [0], "tensor_parallel_size": 1},
         {"name": "far", "port": 8001, "devices": [2, 1], "tensor_parallel_size": 2},
     ]
     found = findings(site.host_plan(), UBUNTU, "gpu/a100-x4")
