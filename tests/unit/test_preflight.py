@@ -464,7 +464,7 @@ def test_another_firewall_than_the_plans_stops_the_host(site: Site, line: str) -
 
 def test_what_a_firewall_would_shut_out_stops_the_host_while_it_is_off(site: Site) -> None:
     plan = cpu_plan(site)
-    lines = with_lines(for_plan(plan), ports="9100 812 node_exporter /system.slice/ne.service")
+    lines = with_lines(for_plan(plan), ports="9100 812 /system.slice/ne.service node_exporter")
     (finding,) = judge(plan, lines, NOW).findings
     assert (finding.code, finding.severity) == ("firewall-cuts", "error")
     assert "9100 (node_exporter)" in finding.found
@@ -478,11 +478,11 @@ def test_what_a_firewall_would_shut_out_stops_the_host_while_it_is_off(site: Sit
 @pytest.mark.parametrize(
     "listener",
     [
-        "22 1 systemd /init.scope",
-        "2222 700 sshd /system.slice/ssh.service",
-        "8009 900 python /system.slice/fp8fleet-old.service",
-        "8080 901 nginx /system.slice/nginx.service",
-        "80 901 nginx /system.slice/nginx.service",
+        "22 1 /init.scope systemd",
+        "2222 700 /system.slice/ssh.service sshd",
+        "8009 900 /system.slice/fp8fleet-old.service python",
+        "8080 901 /system.slice/nginx.service nginx",
+        "80 901 /system.slice/nginx.service nginx",
     ],
 )
 def test_ssh_and_what_is_ours_is_not_shut_out(site: Site, listener: str) -> None:
