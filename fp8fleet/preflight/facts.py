@@ -364,7 +364,7 @@ def read_facts(parts: Mapping[str, Part]) -> HostFacts:
 _LINES = {
     "time": r"-?\d{1,15}",
     "kernel": r"\S+",
-    "tools": r"\S+",
+    "tools": r"[a-z][a-z0-9]{0,20}",
     "reboot": r"/\S+",
     "cpu": r"\d{1,9}|(model name|Model Name|CPU part|flags|Features)\s*:.*",
     "memory": r"\w+:\s+\d{1,15} kB",

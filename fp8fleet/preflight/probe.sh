@@ -70,7 +70,7 @@ part disk 20 'for p in $PROBE_PATHS; do
     m=$(printf "%s\n" "${l#* * }" | sed "s/ /\\\\040/g")
     set -- $l
     o=$(M=$m awk "\$2 == ENVIRON[\"M\"] { o = \$4 } END { print o }" /proc/mounts)
-    echo "$p $2 $1 $m ${o:--}"
+    printf "%s\n" "$p $2 $1 $m ${o:--}"
   done; exit 0'
 part stamps 5 'for p in $PROBE_STAMPS; do [ -e "$p" ] && echo "$p"; done; exit 0'
 part sizes 30 'for p in $PROBE_SIZES; do [ -d "$p" ] && du -sk "$p" 2>/dev/null; done; exit 0'
