@@ -182,8 +182,7 @@ def _keys(facts: HostFacts) -> Iterator[str]:
         yield f"platform = {_text(platform)}"
     else:
         yield f"# platform: {system.os_id} {system.version_id} is not in the catalogue"
-    told = system.architecture
-    yield f"arch = {_text(told)}" if told else "# arch: the host does not tell (`uname -m`)"
+    yield f"arch = {_text(system.architecture)}"
     accelerator, strange = _accelerator(facts)
     if strange:
         yield f"# accelerator: PCI id {strange} is not in the catalogue"
@@ -224,13 +223,10 @@ def _text(value: str) -> str:
 
 
 def _accelerator(facts: HostFacts) -> tuple[str | None, str | None]:
-    """The catalogue's name of the host's accelerator, and a PCI id that it lacks.
-
-    A display card beside accelerators is none of them.
-    """
-    ours = ("10de:", "19e5:d")
-    found = [d for d in facts.accelerators.pci if d.id.startswith(ours) and not d.is_switch]
-    for device in sorted(found, key=lambda device: device.is_display):
+    """The catalogue's name of the host's accelerator, and a PCI id that it lacks."""
+    for device in facts.accelerators.pci:
+        if device.is_switch or not device.id.startswith(("10de:", "19e5:d")):
+            continue
         name = catalog.accelerator_of(device.id)
         return (name, None) if name else (None, device.id)
     return None, None
@@ -239,7 +235,7 @@ def _accelerator(facts: HostFacts) -> tuple[str | None, str | None]:
 def _release(facts: HostFacts, platform: str | None, accelerator: str | None) -> str | None:
     if platform is None:
         return None
-    driver = next((d.driver for d in facts.accelerators.devices if d.driver), None)
+    driver = next((device.driver for device in facts.accelerators.devices), None)
     vendor = catalog.accelerators()[accelerator or "cpu"].vendor
     kinds = [r.distribution for r in catalog.releases().values() if vendor in r.vendors]
     target = Target(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import TypeVar
 
@@ -393,7 +393,7 @@ def _readable(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, str
             continue
         lines = [line.strip() for line in part.lines if line.strip()]
         good = tuple(line for line in lines if re.fullmatch(pattern, line))
-        kept[name] = replace(part, lines=good)
+        kept[name] = Part(good, part.code)
         if part.code not in TIMED_OUT and len(good) < max(len(lines), _LEAST.get(name, 0)):
             unread[name] = next((line for line in lines if line not in good), "")
     return kept, unread

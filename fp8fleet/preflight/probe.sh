@@ -171,12 +171,12 @@ part firewall 20 'if command -v firewall-cmd >/dev/null; then
     ufw status verbose 2>/dev/null | sed "s/^/ufw /"
     ufw show added 2>/dev/null | sed -n "s/^ufw /added /p"
   fi; exit 0'
-# a login may have a slash or an @ in it: all up to the last @ goes
-part proxy 5 'q=$(printf "\047"); { env | grep -i -E "^(https?|all|no)_proxy="
+part proxy 5 '{ env | grep -i -E "^(https?|all|no)_proxy="
     grep -s -h -i -E "^(export )?(https?|all|no)_proxy=" /etc/environment /etc/profile.d/*.sh
     grep -s -h -i -E "^proxy *=" /etc/dnf/dnf.conf /etc/yum.conf
     apt-config dump Acquire::http::Proxy Acquire::https::Proxy 2>/dev/null
-  } | sed "s#^\([A-Za-z_: ]*[Pp][Rr][Oo][Xx][Yy][A-Za-z0-9:._-]*[= \"$q]*\([A-Za-z0-9+.-]*://\)\{0,1\}\).*@#\1...@#" | sort -u; exit 0'
+# a login may have a slash or an @ in it: all up to the last @ goes
+  } | sed "s#^\([A-Za-z_: ]*[Pp][Rr][Oo][Xx][Yy][A-Za-z0-9:._-]*[= \"$(printf "\047")]*\([A-Za-z0-9+.-]*://\)\{0,1\}\).*@#\1...@#" | sort -u; exit 0'
 part selinux 5 '[ -r /sys/fs/selinux/enforce ] && echo "enforce $(cat /sys/fs/selinux/enforce)"
   [ -r /etc/selinux/config ] && sed -n "s/^SELINUX=/config /p;s/^SELINUXTYPE=/policy /p" /etc/selinux/config
   tr " " "\n" </proc/cmdline | grep -E "^(selinux|enforcing)=[01]" | sed "s/^/kernel /"

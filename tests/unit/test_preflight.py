@@ -160,7 +160,7 @@ def replaced(plan: HostPlan, *recordings: str, **sections: list[str]) -> list[st
     return result
 
 
-def codes(plan: HostPlan, lines: list[str], now: float = NOW) -> list[str]:
+def codes_of(plan: HostPlan, lines: list[str], now: float = NOW) -> list[str]:
     return [finding.code for finding in judge(plan, lines, now).findings]
 
 
@@ -187,22 +187,22 @@ def test_a_line_that_cannot_be_read_is_one_finding_with_its_part(
 def test_memory_that_cannot_be_read_is_not_short(site: Site) -> None:
     plan = plan_of(site)
     lines = replaced(plan, UBUNTU, H200, memory=["grep: /proc/meminfo: Permission denied"])
-    assert codes(plan, lines) == ["unread"]
+    assert codes_of(plan, lines) == ["unread"]
 
 
 def test_what_an_ordinary_user_cannot_read_is_told_as_no_root(site: Site) -> None:
     plan = plan_of(site)
     lines = for_plan(plan, UBUNTU, H200, "broken/no-sudo")
-    assert codes(plan, with_lines(lines, sizes="du: /x: Permission denied")) == ["no-root"]
+    assert codes_of(plan, with_lines(lines, sizes="du: /x: Permission denied")) == ["no-root"]
 
 
 @pytest.mark.parametrize("sudo", ["sudo ", "sudo", "sudo x y"])
 def test_an_odd_answer_about_sudo_is_no_root(site: Site, sudo: str) -> None:
     plan = plan_of(site)
     lines = replaced(plan, UBUNTU, H200, user=["1000", "ops", sudo])
-    assert codes(plan, lines) == ["no-root"]
+    assert codes_of(plan, lines) == ["no-root"]
     short = ["@user", " 1000", " ops", f" {sudo}", " =0", "@end"]
-    assert codes(plan, short) == ["no-root"]
+    assert codes_of(plan, short) == ["no-root"]
 
 
 # Operating system
@@ -349,9 +349,9 @@ def test_the_systems_own_directories_have_to_be_writable_and_to_have_room(
     site: Site, path: str
 ) -> None:
     plan = plan_of(site)
-    assert codes(plan, with_disk(plan, path, f"900000 900000 {path} ro")) == ["disk-read-only"]
-    assert codes(plan, with_disk(plan, path, f"100 900000 {path} rw")) == ["disk-short"]
-    assert codes(plan, with_disk(plan, path, f"70000 900000 {path} rw")) == []
+    assert codes_of(plan, with_disk(plan, path, f"900000 900000 {path} ro")) == ["disk-read-only"]
+    assert codes_of(plan, with_disk(plan, path, f"100 900000 {path} rw")) == ["disk-short"]
+    assert codes_of(plan, with_disk(plan, path, f"70000 900000 {path} rw")) == []
 
 
 def test_a_path_whose_file_system_does_not_answer_stops_the_host(site: Site) -> None:
@@ -515,8 +515,10 @@ def test_an_npu_that_is_not_well_and_an_old_cann(site: Site) -> None:
 def test_a_preview_of_cann_is_not_the_release(site: Site, preview: str) -> None:
     plan = npu_plan(site)
     recordings = ("os/openeuler-22.03", "gpu/910b-x4")
-    assert codes(plan, replaced(plan, *recordings, ascend=[f"cann {preview}"])) == ["cann-missing"]
-    assert codes(plan, replaced(plan, *recordings, ascend=["cann 9.1.0.1"])) == []
+    assert codes_of(plan, replaced(plan, *recordings, ascend=[f"cann {preview}"])) == [
+        "cann-missing"
+    ]
+    assert codes_of(plan, replaced(plan, *recordings, ascend=["cann 9.1.0.1"])) == []
 
 
 # Tools that end well and say nothing useful
@@ -584,11 +586,11 @@ def test_a_display_card_beside_the_devices_of_the_plan_is_not_judged(site: Site)
     shown = [HEAD, FIRST, SECOND, f"{card} [N/A], Enabled, 7.5"]
     pci = [line.strip() for line in sections(H200)["pci"]]
     pci.insert(0, "0000:02:00.0 0x10de 0x1ff0 0x030000 0 nvidia")
-    assert codes(plan, replaced(plan, UBUNTU, H200, smi=shown, pci=pci)) == []
+    assert codes_of(plan, replaced(plan, UBUNTU, H200, smi=shown, pci=pci)) == []
     # with no driver of its own
-    assert codes(plan, replaced(plan, UBUNTU, H200, pci=pci)) == []
+    assert codes_of(plan, replaced(plan, UBUNTU, H200, pci=pci)) == []
     used = plan_of(site, devices=3)
-    assert "gpu-other" in codes(used, replaced(used, UBUNTU, H200, smi=shown, pci=pci))
+    assert "gpu-other" in codes_of(used, replaced(used, UBUNTU, H200, smi=shown, pci=pci))
 
 
 # Driver
@@ -669,20 +671,20 @@ def test_boards_without_switches_need_no_fabric_manager(site: Site) -> None:
 # Network and security
 
 
-def test_a_port_of_another_program_is_refused_and_our_own_is_not(site: Site) -> None:
-    finding = findings(plan_of(site), UBUNTU, H200, "broken/ports")["port-taken"]
-    assert finding.found == "java (812) listens on port 8000"
-    assert finding.needed == "port 8000 for server main"
-
-
 @pytest.mark.parametrize("name", ["VLLM::API server", "gunicorn: master", "-", "x /y"])
 def test_a_server_of_ours_may_have_blanks_in_its_name(site: Site, name: str) -> None:
     plan = plan_of(site)
     listens = f"8000 900 /system.slice/fp8fleet-main.service {name}"
-    assert codes(plan, with_lines(for_plan(plan, UBUNTU, H200), ports=listens)) == []
+    assert codes_of(plan, with_lines(for_plan(plan, UBUNTU, H200), ports=listens)) == []
     others = f"8000 900 /system.slice/other.service {name}"
     (finding,) = judge(plan, with_lines(for_plan(plan, UBUNTU, H200), ports=others), NOW).findings
     assert finding.found == f"{name} (900) listens on port 8000"
+
+
+def test_a_port_of_another_program_is_refused_and_our_own_is_not(site: Site) -> None:
+    finding = findings(plan_of(site), UBUNTU, H200, "broken/ports")["port-taken"]
+    assert finding.found == "java (812) listens on port 8000"
+    assert finding.needed == "port 8000 for server main"
 
 
 UFW_ON = "ufw Status: active"
@@ -738,23 +740,23 @@ def test_ssh_and_what_is_ours_is_not_shut_out(site: Site, listener: str) -> None
     assert judge(plan, with_lines(for_plan(plan), ports=listener), NOW).findings == ()
 
 
-def test_a_guarded_port_that_others_opened_is_told(gateway_site: Site) -> None:
+def test_a_guarded_port_that_others_opened_is_codes(gateway_site: Site) -> None:
     plan = gateway_site.plan().hosts["gpu-1"]
     wide = "ufw 8000   ALLOW   Anywhere"
 
-    def told(*lines: str, of: HostPlan = plan) -> list[str]:
+    def codes(*lines: str, of: HostPlan = plan) -> list[str]:
         text = with_lines(for_plan(of, UBUNTU, "gpu/h100-x8"), firewall=lines[0])
         for line in lines[1:]:
             text = with_lines(text, firewall=line)
         return [finding.code for finding in judge(of, text, NOW).findings]
 
-    assert told(UFW_ON) == []
-    assert told(UFW_ON, wide) == ["firewall-open"]
-    assert told(UFW_ON, "ufw Default: allow (incoming)") == ["firewall-open"]
-    assert told(UFW_ON, "ufw 8000/tcp   ALLOW   10.30.0.100") == []
+    assert codes(UFW_ON) == []
+    assert codes(UFW_ON, wide) == ["firewall-open"]
+    assert codes(UFW_ON, "ufw Default: allow (incoming)") == ["firewall-open"]
+    assert codes(UFW_ON, "ufw 8000/tcp   ALLOW   10.30.0.100") == []
     gateway_site.serving["firewall"] = "unmanaged"
     unmanaged = gateway_site.plan().hosts["gpu-1"]
-    assert told("ufw Status: inactive", of=unmanaged) == ["firewall-open"]
+    assert codes("ufw Status: inactive", of=unmanaged) == ["firewall-open"]
 
 
 # Drivers that the run installs
@@ -790,7 +792,7 @@ def test_a_proxy_that_the_inventory_names_is_expected(site: Site) -> None:
 )
 def test_what_names_no_proxy_is_none(site: Site, line: str) -> None:
     plan = plan_of(site)
-    assert codes(plan, with_lines(for_plan(plan, UBUNTU, H200), proxy=line)) == []
+    assert codes_of(plan, with_lines(for_plan(plan, UBUNTU, H200), proxy=line)) == []
 
 
 def selinux(
