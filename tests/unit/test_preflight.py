@@ -740,7 +740,7 @@ def test_ssh_and_what_is_ours_is_not_shut_out(site: Site, listener: str) -> None
     assert judge(plan, with_lines(for_plan(plan), ports=listener), NOW).findings == ()
 
 
-def test_a_guarded_port_that_others_opened_is_codes(gateway_site: Site) -> None:
+def test_a_guarded_port_that_others_opened_is_told(gateway_site: Site) -> None:
     plan = gateway_site.plan().hosts["gpu-1"]
     wide = "ufw 8000   ALLOW   Anywhere"
 
