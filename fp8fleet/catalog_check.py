@@ -6,6 +6,7 @@ preflight again with the driver that a host really has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -367,3 +368,8 @@ def is_version(text: str) -> bool:
     except InvalidVersion:
         return False
     return True
+
+
+def serves_cann(version: str, needed: str) -> bool:
+    """Whether a CANN version is the needed release or a patch of it; a preview of it is not."""
+    return re.fullmatch(rf"{re.escape(needed)}(\.[0-9]+)*", version) is not None

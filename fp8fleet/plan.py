@@ -29,6 +29,8 @@ UNIT_PREFIX = "fp8fleet-"
 
 
 STATE_DIRECTORY = "/var/lib/fp8fleet/host"
+SYSTEM_DIRECTORIES = ("/etc", "/run", "/usr", "/var/cache", "/var/lib", "/var/log")
+"""Of the distribution: packages, units, settings, locks and logs go there."""
 """What fp8fleet notes on a host of its own changes: packages held, services' files in force."""
 
 
@@ -489,6 +491,12 @@ class Requirements:
     model_bytes: int
     proxy: str | None
     """HTTP proxy that the inventory names."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All whose file systems have to be writable and to have room."""
+        spaces = (space.path for space in self.spaces)
+        return tuple(dict.fromkeys((*SYSTEM_DIRECTORIES, *self.directories, *spaces)))
 
 
 @dataclass(frozen=True)

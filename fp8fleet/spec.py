@@ -33,7 +33,8 @@ SECRET_KEYS = ("api_key", "model_token", "sudo_password")
 """Keys that refer to secrets; their values are never shown."""
 
 CMAKE_ARCHIVE = re.compile(
-    r"/cmake-(?P<version>\d+\.\d+\.\d+)[\w.-]*?(-linux-(?P<arch>\w+))?\.tar\.gz$", re.IGNORECASE
+    r"/cmake-(?P<version>\d+\.\d+\.\d+)[\w.-]*?(-linux-(?P<arch>\w+))?\.tar\.gz$",
+    re.IGNORECASE | re.ASCII,
 )
 """A URL of an archive of cmake, named as Kitware does; the architecture may be missing."""
 
@@ -56,8 +57,8 @@ def _sha256(value: str) -> str:
 def _absolute(value: str) -> str:
     if not value.startswith("/") or ".." in value.split("/") or value.endswith("/"):
         raise ValueError("an absolute path without '..' and without a slash at its end is needed")
-    if not re.fullmatch(r"(/\w[\w.@+-]*)+", value):
-        raise ValueError("only letters, digits and .@+-_ may stand in a path, letters first")
+    if not re.fullmatch(r"(/\w[\w.@+-]*)+", value, re.ASCII):
+        raise ValueError("only ASCII letters, digits and .@+-_ may stand in a path, letters first")
     return value
 
 
@@ -73,7 +74,7 @@ def _own_directory(value: str) -> str:
 
 
 def _url(value: str) -> str:
-    if not re.fullmatch(r"(https?|file)://[\w.~:/?#@!&*+,;=%\[\]-]+", value):
+    if not re.fullmatch(r"(https?|file)://[\w.~:/?#@!&*+,;=%\[\]-]+", value, re.ASCII):
         raise ValueError("a http://, https:// or file:// URL is needed, without quotes and spaces")
     try:
         urlsplit(value)
@@ -184,6 +185,7 @@ CmakeVersion = Annotated[
     str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?$")
 ]
 CmakeArchive = Annotated[str, AfterValidator(_url), AfterValidator(_cmake_archive)]
+# a name for clients: the letters of any script, unlike all that a host's shell or DNS gets
 ModelId = Annotated[str, StringConstraints(pattern=r"^\w[\w.@+-]*(/[\w.@+-]+)*$")]
 Source = Annotated[str, AfterValidator(_url), AfterValidator(check_source)]
 Address = Annotated[str, AfterValidator(_address)]
@@ -205,10 +207,10 @@ PackageVersion = Annotated[
     str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+~^_:-]*$")
 ]
 TimeServer = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$")]
-Channel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][\w.:/@+~-]*$")]
+Channel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9_.:/@+~-]*$")]
 WebUrl = Annotated[str, AfterValidator(_url), AfterValidator(_web)]
 DriverVersion = Annotated[
-    str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9][\w.]{0,40}$")
+    str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9][A-Za-z0-9_.]{0,40}$")
 ]
 Milliseconds = Annotated[float, Field(gt=0, le=600_000, strict=True, allow_inf_nan=False)]
 DeviceCount = Annotated[int, Field(ge=1, le=MAX_DEVICES, strict=True)]
@@ -735,9 +737,9 @@ class HostSpec(Spec):
 
     # Nginx
     nginx_listen: Port = Field(default=8080, description="Port on which clients reach the proxy.")
-    nginx_server_name: Annotated[str, StringConstraints(pattern=r"^[\w.*-]+( [\w.*-]+)*$")] = Field(
-        default="_", description="Host names of the proxy, `_` for any."
-    )
+    nginx_server_name: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9_.*-]+( [A-Za-z0-9_.*-]+)*$")
+    ] = Field(default="_", description="Host names of the proxy, `_` for any.")
     nginx_read_timeout: Annotated[int, Field(ge=300, le=604800, strict=True)] = Field(
         default=600, description="Seconds between two bytes of an answer; at least 300."
     )

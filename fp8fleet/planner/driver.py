@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from fp8fleet import catalog
 from fp8fleet.catalog import Platform
-from fp8fleet.catalog_check import check, is_version
+from fp8fleet.catalog_check import check, is_version, serves_cann
 from fp8fleet.errors import OperatorError
 from fp8fleet.plan import DriverPlan, DriversPlan, PlannedFile
 from fp8fleet.planner.files import planned_file
@@ -90,7 +90,7 @@ def _judged(spec: HostSpec, own: Serving | None, asked: dict[str, DriverSpec]) -
                 raise OperatorError(f"drivers: nvidia: {verdict}")
             notes.append(str(verdict))
     cann, needed = asked.get("cann-toolkit"), own.release.cann
-    if cann and needed and not cann.version.startswith(needed):
+    if cann and needed and not serves_cann(cann.version, needed):
         raise OperatorError(
             f"drivers: cann-toolkit {cann.version}: engine_release = {spec.engine_release!r} needs"
             f" {needed}"

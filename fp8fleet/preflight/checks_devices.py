@@ -36,17 +36,32 @@ def _devices(case: Case) -> Iterator[Finding]:
             f"{wanted[-1] + 1}, for devices {numbers(wanted)} of the plan",
             "check the inventory's devices, the BIOS and the seating (`fp8fleet probe` lists them)",
         )
-    yield from _identity(name, accelerator, bus)
+    yield from _identity(name, accelerator, _planned_on_bus(case, bus))
     yield from _capability(case, name, accelerator)
     shown = case.facts.accelerators.devices
-    if shown and len(shown) < len(bus):
-        lost = sorted({d.slot for d in bus} - {d.slot for d in shown})
+    slots = {d.slot for d in bus if d.id in accelerator.pci or not d.is_display}
+    lost = sorted(slots - {d.slot for d in shown})
+    if shown and lost:  # where it shows none, the driver has a finding
         yield Finding(
             "gpu-lost",
             f"the driver shows {len(shown)} devices, the PCI bus {len(bus)}; not: {some(lost)}",
             "every device in the driver's hands",
             "look at dmesg for Xid 79 or NVRM errors; reset or power-cycle the host",
         )
+
+
+def _planned_on_bus(case: Case, bus: list[PciDevice]) -> list[PciDevice]:
+    """The devices of the plan: as the driver numbers them, else in the order of their slots."""
+    by_index = {d.index: d.slot for d in case.facts.accelerators.devices}
+    in_order = dict(enumerate(sorted(device.slot for device in bus)))
+    slots = {by_index.get(i) or in_order.get(i) for i in planned_indices(case.needs)}
+    return [device for device in bus if device.slot in slots]
+
+
+def _planned_devices(case: Case) -> list[Device]:
+    """The devices of the plan, as far as the driver shows them."""
+    wanted = planned_indices(case.needs)
+    return [device for device in case.facts.accelerators.devices if device.index in wanted]
 
 
 def _identity(
@@ -79,7 +94,7 @@ def _identity(
 
 
 def _capability(case: Case, name: str, accelerator: catalog.Accelerator) -> Iterator[Finding]:
-    for device in case.facts.accelerators.devices:
+    for device in _planned_devices(case):
         have, want = device.compute_capability, accelerator.compute_capability
         if have and want and have != want:
             yield Finding(
@@ -104,8 +119,7 @@ def _capability(case: Case, name: str, accelerator: catalog.Accelerator) -> Iter
 def _health(case: Case) -> Iterator[Finding]:
     if planned_accelerator(case) is None:
         return
-    wanted = set(planned_indices(case.needs))
-    devices = [d for d in case.facts.accelerators.devices if d.index in wanted]
+    devices = _planned_devices(case)
     for device in devices:
         yield from _device_health(device)
     off = [d.index for d in devices if d.persistence is False]
@@ -158,8 +172,8 @@ def _device_health(device: Device) -> Iterator[Finding]:
         yield Finding(
             "gpu-unhealthy",
             f"{where}: {device.health}",
-            "OK",
-            "npu-smi info -t health; look at the vendor's error codes",
+            "a device that is well",
+            "look at dmesg and `nvidia-smi -q` or `npu-smi info -t health`; reset it or reboot",
         )
 
 
@@ -176,12 +190,12 @@ def _memory_holders(case: Case) -> Iterator[Finding]:
                 continue
             all_holders = [h for h in facts.holders if h.uuid == device.uuid]
             holders = [h for h in all_holders if not is_ours(h.unit)]
-            ours = len(holders) < len(all_holders)
+            ours = [h for h in all_holders if is_ours(h.unit)]
             yield from _held_memory(devices, device, holders, ours)
 
 
 def _held_memory(
-    devices: Devices, device: Device, holders: list[Holder], ours: bool
+    devices: Devices, device: Device, holders: list[Holder], ours: list[Holder]
 ) -> Iterator[Finding]:
     total = device.memory_mib or 0
     held = sum(h.memory_mib or 0 for h in holders)
@@ -190,6 +204,9 @@ def _held_memory(
         held = device.used_mib or 0
         if held <= 0.1 * total:
             return
+    if any(h.memory_mib is None for h in holders) and all(h.memory_mib for h in ours):
+        # the driver does not tell what each takes: all that is used but not by our servers
+        held = max(held, (device.used_mib or 0) - sum(h.memory_mib or 0 for h in ours))
     if not held and not holders:
         return
     who = some(f"{h.program} ({h.pid}, {h.memory_mib or '?'} MiB)" for h in holders)

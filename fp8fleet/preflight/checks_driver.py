@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from fp8fleet import catalog
-from fp8fleet.catalog_check import check, is_version
+from fp8fleet.catalog_check import check, is_version, serves_cann
 from fp8fleet.preflight.findings import (
     Case,
     Check,
@@ -104,7 +104,7 @@ def _cann(case: Case) -> Iterator[Finding]:
     if release is None or release.cann is None:
         return
     have = case.facts.accelerators.cann
-    if have is None or not have.startswith(release.cann):
+    if have is None or not serves_cann(have, release.cann):
         yield Finding(
             "cann-missing",
             f"CANN {have}" if have else "no CANN toolkit",
@@ -125,8 +125,7 @@ def _driver_gates(case: Case) -> Iterator[Finding]:
     planned = planned_accelerator(case)
     if planned is None or planned[1].vendor != "nvidia" or case.needs.release is None:
         return
-    facts = case.facts.accelerators
-    driver = next((d.driver for d in facts.devices if d.driver), facts.module_version)
+    driver = _loaded(case)
     if not driver or not is_version(driver):
         return
     for verdict in check(case.needs.release, replace(case.needs.target, driver=driver)):
@@ -149,22 +148,37 @@ def _fabric(case: Case) -> Iterator[Finding]:
             "the fabric manager, running",
             "install it in the driver's version; systemctl enable --now nvidia-fabricmanager",
         )
-    driver = next((device.driver for device in facts.devices), None)
-    if driver and facts.fabric_version and driver != facts.fabric_version:
+    driver, driver_planned = _version(case, "nvidia", _loaded(case))
+    manager, manager_planned = _version(case, "fabric-manager", facts.fabric_version)
+    if driver and manager and driver != manager:
         yield Finding(
             "fabric-manager-version",
-            f"fabric manager {facts.fabric_version}, driver {driver}",
+            f"fabric manager {manager}{manager_planned}, driver {driver}{driver_planned}",
             "one version of both",
-            f"install fabric manager {driver}, and hold both packages",
+            "set both in drivers, to one version"
+            if manager_planned or driver_planned
+            else f"install fabric manager {driver}, and hold both packages",
         )
+
+
+def _version(case: Case, name: str, have: str | None) -> tuple[str | None, str]:
+    """What a driver's version will be, and a remark where that is the run's doing."""
+    planned = case.drivers.get(name)
+    return (planned, " (planned)") if planned else (have, "")
+
+
+def _loaded(case: Case) -> str | None:
+    """NVIDIA's driver on the host, as a device shows it or else as the kernel has it."""
+    facts = case.facts.accelerators
+    return next((d.driver for d in facts.devices if d.driver), facts.module_version)
 
 
 _MENDED = {
     "nvidia": (
         *("driver-missing", "driver-broken", "driver-module", "driver-old", "driver-ended"),
-        *("driver-unvalidated", "nouveau-loaded", "fabric-manager-version"),
+        *("driver-unvalidated", "nouveau-loaded"),
     ),
-    "fabric-manager": ("fabric-manager-down", "fabric-manager-version"),
+    "fabric-manager": ("fabric-manager-down",),
     "ascend-driver": ("driver-missing", "driver-broken"),
     "cann-toolkit": ("cann-missing",),
 }

@@ -151,11 +151,17 @@ def _open(case: Case, active: Firewall | None) -> Iterator[Finding]:
         )
 
 
+def _sets_proxy(line: str) -> bool:
+    """Whether a setting names a proxy: not nothing, and neither apt's nor dnf's word for none."""
+    setting = r"(?i)(?:export )?(?:https?|all)_proxy=|proxy *=|acquire\S*"
+    match = re.match(setting, line)
+    return match is not None and line[match.end() :].strip("\"'; ") not in ("", "DIRECT", "_none_")
+
+
 def _proxies(case: Case) -> Iterator[Finding]:
     if case.needs.proxy:
         return
-    setting = r"(?i)(export )?(https?|all)_proxy|proxy *=|acquire"
-    found = [line for line in case.facts.proxies if re.match(setting, line)]
+    found = [line for line in case.facts.proxies if _sets_proxy(line)]
     if found:
         yield Finding(
             "proxy-differs",

@@ -11,7 +11,11 @@ from fp8fleet.preflight.findings import (
     Check,
     Finding,
     human_bytes,
+    some,
 )
+
+LEAST_FREE = 64 << 20
+"""Bytes that have to be left on each file system that the run writes to: units, settings, logs."""
 
 
 def _processor(case: Case) -> Iterator[Finding]:
@@ -32,7 +36,7 @@ def _processor(case: Case) -> Iterator[Finding]:
 
 def _memory(case: Case) -> Iterator[Finding]:
     have, model = case.facts.hardware.memory, case.needs.model_bytes
-    if have < model:
+    if 0 < have < model:
         yield Finding(
             "memory-short",
             f"{human_bytes(have)} of memory",
@@ -51,7 +55,17 @@ def _disks(case: Case) -> Iterator[Finding]:
             "a file system that can be written to",
             f"look at dmesg for disk errors; mount -o remount,rw {mount}",
         )
+    silent = [path for path in case.needs.paths if path not in disks]
+    if silent:
+        yield Finding(
+            "disk-unknown",
+            f"df tells nothing of {some(silent)}",
+            "a file system with a size that can be written to",
+            f"look what `df {silent[0]}` says on the host; a mount that hangs: dmesg",
+        )
     needed: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for disk in case.facts.disks:
+        needed[disk.mount] = [("settings and logs", LEAST_FREE)]
     for space in case.needs.spaces:
         missing = space.size - case.facts.sizes.get(space.path, 0)
         if space.stamp in case.facts.present or space.path not in disks or missing <= 0:

@@ -43,6 +43,18 @@ def _time_limits(case: Case) -> Iterator[Finding]:
         )
 
 
+def _unread(case: Case) -> Iterator[Finding]:
+    if case.facts.user.uid != 0:
+        return  # that is why
+    for name, line in case.facts.unread.items():
+        yield Finding(
+            "unread",
+            f"{name}: {line or 'too little'}",
+            "what the host's tools print",
+            "log in, look why its tools print that; what this part asks for was not judged",
+        )
+
+
 # Operating system
 
 
@@ -71,12 +83,13 @@ def _os(case: Case) -> Iterator[Finding]:
 
 def _architecture(case: Case) -> Iterator[Finding]:
     have, want = case.facts.system.architecture, case.needs.target.architecture
+    other = f"set arch = {have!r}, with a lock for it, or take the host out of the inventory"
     if have != want:
         yield Finding(
             "arch-mismatch",
             have or "unknown",
             f"arch = {want!r}",
-            f"set arch = {have!r}, with a lock for it, or take the host out of the inventory",
+            other if have else "log in, look what `uname -m` says",
         )
 
 
@@ -158,7 +171,8 @@ def _is_utf8(locale: str) -> bool:
 def _clock(case: Case) -> Iterator[Finding]:
     clock = case.facts.clock
     if clock.time is not None:
-        off = clock.time - case.now
+        # read at some moment between the question and the answer
+        off = clock.time - min(max(clock.time, case.asked), case.now)
         shown = f"{_duration(abs(off))} {'ahead of' if off > 0 else 'behind'} this machine"
         if abs(off) > CLOCK_WRONG_S:
             yield Finding(
@@ -201,9 +215,12 @@ def _packages(case: Case) -> Iterator[Finding]:
     if packages.error:
         yield Finding(
             "packages-broken",
-            f"rpm: {packages.error}",
+            f"{'dpkg' if packages.family == 'apt' else 'rpm'}: {packages.error}",
             "a package database that answers",
-            "end what holds /var/lib/rpm/.rpm.lock; then `rpm --rebuilddb`",
+            "put /var/lib/dpkg/status-old or one of /var/backups/dpkg.status.* in the place of"
+            " /var/lib/dpkg/status"
+            if packages.family == "apt"
+            else "end what holds /var/lib/rpm/.rpm.lock; then `rpm --rebuilddb`",
         )
     if again:
         yield Finding(
@@ -255,6 +272,7 @@ def _is_held(package: str, held: Iterable[str]) -> bool:
 CHECKS: tuple[Check, ...] = (
     _root,
     _time_limits,
+    _unread,
     _os,
     _architecture,
     _glibc,

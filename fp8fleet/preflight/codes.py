@@ -30,6 +30,9 @@ CODES: dict[str, Code] = {
     "probe-incomplete": _warning(
         "A part of the probe ran into its time limit; what it asks for was not judged."
     ),
+    "unread": _warning(
+        "A part of the probe's answer cannot be read; what it asks for was not judged."
+    ),
     "no-root": _error(
         "Commands cannot run as root: no sudo, or it wants a password that is not set."
     ),
@@ -57,7 +60,8 @@ CODES: dict[str, Code] = {
     "reboot-pending": _warning("An update waits for a reboot."),
     # Packages
     "packages-broken": _error(
-        "The package database is broken or locked: half-installed packages, rpm that hangs."
+        "The package database is broken or locked: half-installed packages, dpkg or rpm that cannot"
+        " read it or hangs."
     ),
     "packages-unfinished": _warning(
         "Packages wait for their configuration; the host role finishes that."
@@ -73,8 +77,9 @@ CODES: dict[str, Code] = {
         "The host has less memory than the model has bytes: loading will be slow or fail."
     ),
     "disk-short": _error(
-        "Too little disk is free for environments and model beside what is there."
+        "Too little disk is free for environments and model beside what is there, or hardly any."
     ),
+    "disk-unknown": _error("A path that has to be written to: its file system does not answer."),
     "disk-read-only": _error("A file system that has to be written to is mounted read-only."),
     # Accelerators
     "gpu-missing": _error("Fewer accelerators on the PCI bus than the plan uses."),
@@ -91,7 +96,9 @@ CODES: dict[str, Code] = {
         "Another program holds so much device memory that the server would not start."
     ),
     "gpu-shared": _warning("Another program uses a device of the plan."),
-    "gpu-unhealthy": _error("The vendor's tool reports a device as not healthy."),
+    "gpu-unhealthy": _error(
+        "The vendor's tool reports a device as not healthy, or an error in place of its values."
+    ),
     "gpu-kernel-errors": _warning("The kernel's log has GPU errors (Xid) since the boot."),
     "persistence-off": _warning(
         "Persistence mode is off: the driver unloads devices that nobody uses."
@@ -99,7 +106,7 @@ CODES: dict[str, Code] = {
     # Driver
     "driver-missing": _error("The accelerator's driver or its tool is not installed."),
     "driver-broken": _error(
-        "The driver's tool prints an error, such as a driver/library mismatch."
+        "The driver's tool prints an error, such as a driver/library mismatch, or no device."
     ),
     "driver-hung": _error("The driver's tool does not end: a device or the driver hangs."),
     "driver-module": _error(
@@ -117,7 +124,9 @@ CODES: dict[str, Code] = {
     "fabric-manager-down": _error(
         "The board has NVSwitches and the fabric manager does not run: CUDA does not start."
     ),
-    "fabric-manager-version": _error("The fabric manager's version is not the driver's."),
+    "fabric-manager-version": _error(
+        "The fabric manager's version is not the driver's, as they are or as drivers asks for them."
+    ),
     "cann-missing": _error("Huawei's CANN is not installed, or its version is not the engine's."),
     "nvlink-missing": _warning("Devices that share a model are not linked directly."),
     "topology-differs": _error(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,6 +149,11 @@ class PciDevice:
         """Whether it is an NVSwitch."""
         return self.pci_class.startswith("0680")
 
+    @property
+    def is_display(self) -> bool:
+        """Whether a screen can be attached to it: a card beside those that compute."""
+        return self.pci_class.startswith("0300")
+
 
 @dataclass(frozen=True)
 class Device:
@@ -273,6 +277,8 @@ class HostFacts:
     proxies: tuple[str, ...]
     timed_out: tuple[str, ...]
     """Names of the probe's parts that ran into their limit."""
+    unread: dict[str, str]
+    """The first line of a part that is not what the part prints; empty where it says too little."""
 
 
 def probe_script() -> str:
@@ -308,17 +314,20 @@ def probe_arguments(
     return arguments + [f"port={port}" for port in ports]
 
 
+_ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[@-~]|.)?")
+
+
 def parts_of(lines: Iterable[str]) -> dict[str, Part] | None:
     """The sections of a probe's answer by name, or None where its end is missing."""
     parts: dict[str, Part] = {}
     name, held, code = "", list[str](), 0
     for raw in lines:
-        line = raw.rstrip("\n")
+        line = _ESCAPE.sub("", raw.rstrip("\n"))
         if line.startswith("@"):
             if name:
                 parts[name] = Part(tuple(held), code)
             name, held, code = line[1:].strip(), [], 0
-        elif match := re.fullmatch(r" =(\d+)", line):
+        elif match := re.fullmatch(r" =(\d{1,9})", line):
             code = int(match[1])
         elif name:
             held.append(line[1:])
@@ -328,8 +337,8 @@ def parts_of(lines: Iterable[str]) -> dict[str, Part] | None:
 def user_of(parts: Mapping[str, Part]) -> User:
     """Who the probe ran as."""
     lines = [line for line in _part(parts, "user").lines if line]
-    sudo = next((line.split()[1] for line in lines if line.startswith("sudo ")), None)
-    uid = int(lines[0]) if lines and lines[0].isdigit() else -1
+    sudo = next((line[5:].strip() for line in lines if line.startswith("sudo ")), None)
+    uid = int(lines[0]) if lines and re.fullmatch(r"\d{1,10}", lines[0]) else -1
     name = lines[1] if len(lines) > 1 else "?"
     return User(uid, name, None if sudo is None else sudo == "0", sudo == "missing")
 
@@ -340,21 +349,64 @@ def read_facts(parts: Mapping[str, Part]) -> HostFacts:
     Args:
         parts: the sections, from `parts_of`; a missing one counts as empty.
     """
+    parts, unread = _readable(parts)
+    gpus, odd = _gpus(_part(parts, "smi"))
+    if odd:
+        unread["smi"] = odd
     return HostFacts(
         user=user_of(parts),
         system=_system(parts),
         clock=_clock(parts),
         hardware=_hardware(parts),
-        disks=tuple(map(_disk, _rows(parts, "disk", 5))),
+        disks=tuple(map(_disk, _rows(parts, "disk"))),
         present=frozenset(line for line in _part(parts, "stamps").lines if line),
-        sizes={row[1]: int(row[0]) * 1024 for row in _rows(parts, "sizes", 2)},
+        sizes={row[1]: int(row[0]) * 1024 for row in _rows(parts, "sizes")},
         packages=_packages(parts),
-        accelerators=_accelerators(parts),
-        listeners=tuple(map(_listener, _rows(parts, "ports", 3))),
+        accelerators=_accelerators(parts, gpus),
+        listeners=tuple(map(_listener, _part(parts, "ports").lines)),
         security=_security(parts),
         proxies=tuple(line.strip() for line in _part(parts, "proxy").lines if line.strip()),
         timed_out=tuple(name for name, part in parts.items() if part.code in TIMED_OUT),
+        unread=unread,
     )
+
+
+_LINES = {
+    "time": r"-?\d{1,15}",
+    "kernel": r"\S+",
+    "tools": r"[a-z][a-z0-9]{0,20}",
+    "reboot": r"/\S+",
+    "cpu": r"\d{1,9}|(model name|Model Name|CPU part|flags|Features)\s*:.*",
+    "memory": r"\w+:\s+\d{1,15} kB",
+    "numa": r"\d{1,9}( \S+)?",
+    "disk": r"/\S* \d{1,15} \d{1,15} /\S* \S+",
+    "stamps": r"/\S+",
+    "sizes": r"\d{1,15}\s+/\S+",
+    "packages": r"family (apt|dnf)|journal dpkg|(ok|reinstreq) [a-z-]+ \S+",
+    "managers": r"\S+ \d{1,10}",
+    "pci": r"\S+ 0x[0-9a-f]+ 0x[0-9a-f]+ 0x[0-9a-f]+ -?\d{1,9}( \S+)?",
+    "modules": r"loaded \S+|version .*|kernel \S+( nvidia)?",
+    "ports": r"\d{1,5} (-|\d{1,10}) (-|/\S*) .+",
+}
+"""What a line of a part looks like. All else, such as a tool's message, is set aside and told."""
+
+_LEAST = {"time": 1, "kernel": 3, "cpu": 1, "memory": 1}
+"""Lines without which a part says nothing."""
+
+
+def _readable(parts: Mapping[str, Part]) -> tuple[dict[str, Part], dict[str, str]]:
+    """The parts with the lines that can be read, and what cannot be, by part."""
+    kept, unread = dict(parts), dict[str, str]()
+    for name, pattern in _LINES.items():
+        part = parts.get(name)
+        if part is None or (name == "packages" and part.code):  # then it says why
+            continue
+        lines = [line.strip() for line in part.lines if line.strip()]
+        good = tuple(line for line in lines if re.fullmatch(pattern, line))
+        kept[name] = Part(good, part.code)
+        if part.code not in TIMED_OUT and len(good) < max(len(lines), _LEAST.get(name, 0)):
+            unread[name] = next((line for line in lines if line not in good), "")
+    return kept, unread
 
 
 _EMPTY = Part((), MISSING)
@@ -365,10 +417,9 @@ def _part(parts: Mapping[str, Part], name: str) -> Part:
     return parts.get(name, _EMPTY)
 
 
-def _rows(parts: Mapping[str, Part], name: str, least: int) -> list[list[str]]:
-    """The words of each line that has at least ``least`` of them."""
-    rows = (line.split() for line in _part(parts, name).lines)
-    return [row for row in rows if len(row) >= least]
+def _rows(parts: Mapping[str, Part], name: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in _part(parts, name).lines]
 
 
 def _after(parts: Mapping[str, Part], name: str, label: str) -> list[str]:
@@ -425,7 +476,7 @@ def _clock(parts: Mapping[str, Part]) -> Clock:
     now = _part(parts, "time").first
     told = _settings(_part(parts, "clock")).get("NTPSynchronized")
     return Clock(
-        time=int(now) if now.isdigit() else None,
+        time=int(now) if now else None,
         synchronized=None if told is None else told == "yes",
         services=tuple(_after(parts, "clock", "service")),
     )
@@ -437,7 +488,7 @@ def _hardware(parts: Mapping[str, Part]) -> Hardware:
         key.strip().lower(): value.strip()
         for key, _, value in (line.partition(":") for line in cpu.lines)
     }
-    memory = {row[0].rstrip(":"): int(row[1]) * 1024 for row in _rows(parts, "memory", 2)}
+    memory = {row[0].rstrip(":"): int(row[1]) * 1024 for row in _rows(parts, "memory")}
     return Hardware(
         processors=int(cpu.first) if cpu.first.isdigit() else 0,
         model=named.get("model name") or named.get("cpu part", ""),
@@ -445,12 +496,13 @@ def _hardware(parts: Mapping[str, Part]) -> Hardware:
         memory=memory.get("MemTotal", 0),
         memory_available=memory.get("MemAvailable", 0),
         swap=memory.get("SwapTotal", 0),
-        numa={int(row[0]): row[1] for row in _rows(parts, "numa", 2) if row[0].isdigit()},
+        numa={int(row[0]): row[1] for row in _rows(parts, "numa") if len(row) > 1},
     )
 
 
 def _disk(row: list[str]) -> Disk:
-    path, free, size, mount, options = row[:5]
+    path, free, size, mount, options = row
+    mount = mount.replace("\\040", " ")
     return Disk(path, int(free) * 1024, int(size) * 1024, mount, "ro" in options.split(","))
 
 
@@ -458,8 +510,8 @@ def _packages(parts: Mapping[str, Part]) -> Packages:
     part = _part(parts, "packages")
     broken: list[str] = []
     unfinished: list[str] = []
-    for row in _rows(parts, "packages", 3):
-        if row[0] == "family" or len(row) != 3:
+    for row in _rows(parts, "packages"):
+        if len(row) != 3 or part.code:
             continue
         flag, status, name = row
         again = flag == "reinstreq" or status == "half-installed"
@@ -470,13 +522,14 @@ def _packages(parts: Mapping[str, Part]) -> Packages:
     if part.code in TIMED_OUT:
         error = "it does not answer"
     elif part.code not in (0, MISSING):
-        error = next((ln.strip() for ln in part.lines if ln and not ln.startswith("family ")), "?")
+        ours = ("family ", "journal ")
+        error = next((ln.strip() for ln in part.lines if ln and not ln.startswith(ours)), "?")
     return Packages(
         family=_one(_after(parts, "packages", "family")),
         broken=tuple(broken),
         unfinished=tuple(unfinished),
         error=error,
-        managers=tuple(f"{row[0]} ({row[1]})" for row in _rows(parts, "managers", 2)),
+        managers=tuple(f"{row[0]} ({row[1]})" for row in _rows(parts, "managers")),
         unattended=_unattended(parts),
         held=tuple(_after(parts, "upgrades", "held") + _excluded(parts)),
         drivers=tuple(_after(parts, "upgrades", "package")),
@@ -504,13 +557,12 @@ def _excluded(parts: Mapping[str, Part]) -> list[str]:
     ]
 
 
-def _accelerators(parts: Mapping[str, Part]) -> Accelerators:
+def _accelerators(parts: Mapping[str, Part], gpus: tuple[Device, ...]) -> Accelerators:
     npus, npu_holders = _npus(parts)
-    gpus = _gpus(parts)
     devices = gpus or npus
     matrix = _part(parts, "topology" if gpus else "nputopo")
     topology = _topology(matrix, len(devices))
-    pci = tuple(map(_pci_device, _rows(parts, "pci", 5)))
+    pci = tuple(map(_pci_device, _rows(parts, "pci")))
     version = re.search(r"Module(?: for \w+)?\s+(\d[\d.]+)", _part(parts, "modules").text)
     fabric = _settings(_part(parts, "fabric"))
     told = re.search(r"Fabric Manager version is\s*:\s*(\S+)", _part(parts, "fabric").text)
@@ -522,8 +574,8 @@ def _accelerators(parts: Mapping[str, Part]) -> Accelerators:
         kernels={
             row[0]: len(row) > 1 for row in map(str.split, _after(parts, "modules", "kernel"))
         },
-        nvidia_tool=_tool(_part(parts, "smi")),
-        npu_tool=_tool(_part(parts, "npu")),
+        nvidia_tool=_tool(_part(parts, "smi"), gpus),
+        npu_tool=_tool(_part(parts, "npu"), npus),
         devices=devices,
         holders=_holders(parts) + npu_holders,
         cuda=_part(parts, "cuda").first or None,
@@ -540,35 +592,39 @@ def _accelerators(parts: Mapping[str, Part]) -> Accelerators:
     )
 
 
-def _tool(part: Part) -> str:
+def _tool(part: Part, devices: Sequence[Device]) -> str:
+    """The state of a vendor's tool, which may end well and show no device."""
     if part.code == MISSING:
         return "missing"
     if part.code in TIMED_OUT:
         return "hung"
     if part.code:
         return part.first or f"exit code {part.code}"
-    return "ok"
+    if devices:
+        return "ok"
+    head = re.compile(r"index,|\W*(NPU|Chip|npu-smi)\b|\W*$")  # the table's, and its frame
+    said = next((line.strip("| ") for line in part.lines if not head.match(line.strip())), "")
+    return said or "it lists no device"
 
 
 def _pci_device(row: list[str]) -> PciDevice:
     slot, vendor, device, kind, numa = row[:5]
-    number = int(numa) if re.fullmatch(r"-?\d+", numa) else -1
     return PciDevice(
         slot=slot.lower(),
         id=f"{vendor.removeprefix('0x')}:{device.removeprefix('0x')}".lower(),
         pci_class=kind.removeprefix("0x"),
-        numa=number,
+        numa=int(numa),
         driver=row[5] if len(row) > 5 else "",
     )
 
 
 def _short_slot(slot: str) -> str:
-    """nvidia-smi writes the PCI domain with eight digits, sysfs with four."""
-    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", slot.lower())
+    """nvidia-smi writes the PCI domain with eight digits, sysfs with four or as many as needed."""
+    return re.sub(r"^0{1,4}(?=[0-9a-f]{4,}:)", "", slot.lower())
 
 
 def _number(text: str) -> int | None:
-    match = re.match(r"\s*(\d+)", text)
+    match = re.match(r"\s*(\d{1,15})(?!\d)", text)
     return int(match[1]) if match else None
 
 
@@ -576,36 +632,51 @@ def _switch(text: str) -> bool | None:
     return {"enabled": True, "disabled": False}.get(text.strip().lower())
 
 
-def _gpus(parts: Mapping[str, Part]) -> tuple[Device, ...]:
-    """From nvidia-smi's CSV; columns by their names, units behind the values."""
-    part = _part(parts, "smi")
-    if part.code:
-        return ()
-    lines = [line for line in part.lines if line.strip()]
-    header = next((i for i, line in enumerate(lines) if line.startswith("index,")), None)
-    if header is None:
-        return ()
-    rows = csv.DictReader(lines[header:], skipinitialspace=True)
-    return tuple(
-        _gpu({re.sub(r" \[.*", "", k): v or "" for k, v in row.items() if k}) for row in rows
-    )
+def _gpus(part: Part) -> tuple[tuple[Device, ...], str]:
+    """From nvidia-smi's CSV: columns by their names, units behind the values.
+
+    Returns:
+        The devices, and the first line under the head that is none, such as a warning.
+    """
+    lines = [line.strip() for line in part.lines if line.strip()]
+    head = next((i for i, line in enumerate(lines) if line.startswith("index,")), None)
+    if part.code or head is None:
+        return (), ""
+    names = [re.sub(r" \[.*", "", name.strip()) for name in lines[head].split(",")]
+    devices, odd = [], ""
+    for line in lines[head + 1 :]:
+        cells = [cell.strip() for cell in line.split(",")]
+        if re.fullmatch(r"\d{1,4}", cells[0]) and len(cells) == len(names):
+            devices.append(_gpu(dict(zip(names, cells, strict=True))))
+        elif not line.startswith("["):  # the row of a lost device: [GPU is lost], ...
+            odd = odd or line
+    return tuple(devices), odd
+
+
+_NOT_TOLD = ("[n/a]", "[not supported]", "[not found]", "[insufficient permissions]")
+"""What nvidia-smi writes for a value that a sound device does not have or show."""
 
 
 def _gpu(row: Mapping[str, str]) -> Device:
-    capability = row.get("compute_cap", "").strip()
+    capability = row.get("compute_cap", "")
+    driver = row.get("driver_version", "")
+    memory = (row.get("memory.total", ""), row.get("memory.used", ""))
+    # [GPU requires reset], [Unknown Error], ...
+    trouble = [v.strip("[]") for v in memory if v.startswith("[") and v.lower() not in _NOT_TOLD]
     return Device(
-        index=_number(row.get("index", "")) or 0,
-        uuid=row.get("uuid", "").strip(),
-        name=row.get("name", "").strip(),
-        slot=_short_slot(row.get("pci.bus_id", "").strip()),
-        memory_mib=_number(row.get("memory.total", "")),
-        used_mib=_number(row.get("memory.used", "")),
-        driver=row.get("driver_version", "").strip(),
+        index=int(row["index"]),
+        uuid=row.get("uuid", ""),
+        name=row.get("name", ""),
+        slot=_short_slot(row.get("pci.bus_id", "")),
+        memory_mib=_number(memory[0]),
+        used_mib=_number(memory[1]),
+        driver="" if driver.startswith("[") else driver,
         compute_capability=capability if re.fullmatch(r"\d+\.\d+", capability) else None,
         ecc=_switch(row.get("ecc.mode.current", "")),
         ecc_errors=_number(row.get("ecc.errors.uncorrected.volatile.total", "")),
         mig=_switch(row.get("mig.mode.current", "")),
         persistence=_switch(row.get("persistence_mode", "")),
+        health=_one(trouble),
     )
 
 
@@ -620,7 +691,7 @@ def _holders(parts: Mapping[str, Part]) -> tuple[Holder, ...]:
     for line in _part(parts, "holders").lines:
         entry, _, group = line.rpartition(" | ")
         values = [value.strip() for value in entry.split(",", 3)]
-        if len(values) == 4 and values[1].isdigit():
+        if len(values) == 4 and re.fullmatch(r"\d{1,10}", values[1]):
             holders.append(
                 Holder(values[0], int(values[1]), _number(values[2]), values[3], _unit(group))
             )
@@ -658,8 +729,8 @@ def _npus(parts: Mapping[str, Part]) -> tuple[tuple[Device, ...], tuple[Holder, 
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if "Process id" in line:
             in_processes = True
-        elif in_processes and len(cells) == 4 and cells[1].isdigit():
-            npu = cells[0].split()[0]
+        elif in_processes and len(cells) == 4 and re.fullmatch(r"\d{1,10}", cells[1]):
+            npu = _number(cells[0])
             holders.append(Holder(f"npu-{npu}", int(cells[1]), _number(cells[3]), cells[2], ""))
         elif len(cells) == 3 and re.fullmatch(r"\d+\s+\S+", cells[0]) and ":" not in cells[1]:
             name, health = cells[0].split()[1], cells[1]
@@ -691,9 +762,10 @@ def _bad_rows(part: Part) -> tuple[str, ...]:
     return tuple(r[0] for r in rows if len(r) == 3 and (r[1].lower() in bad or r[2].lower() in bad))
 
 
-def _listener(row: list[str]) -> Listener:
-    pid = int(row[1]) if row[1].isdigit() else None
-    return Listener(int(row[0]), pid, row[2], _unit(row[3]) if len(row) > 3 else "")
+def _listener(line: str) -> Listener:
+    """``PORT PID CONTROL-GROUP NAME``: a process may have blanks in its name."""
+    port, pid, group, name = line.split(" ", 3)
+    return Listener(int(port), None if pid == "-" else int(pid), name, _unit(group))
 
 
 def _security(parts: Mapping[str, Part]) -> Security:

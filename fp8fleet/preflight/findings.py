@@ -42,8 +42,13 @@ class Case:
     platform: str
     selinux: SelinuxPlan | None
     facts: HostFacts
+    asked: float
+    """This machine's clock before the probe, seconds since the epoch."""
     now: float
+    """The same, after it."""
     firewall: FirewallPlan
+    drivers: dict[str, str]
+    """Versions of the drivers that the run installs, by their names in the catalogue."""
 
 
 Check = Callable[[Case], Iterator[Finding]]

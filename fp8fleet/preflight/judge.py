@@ -25,13 +25,16 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def judge(plan: HostPlan, lines: Iterable[str], now: float) -> Judgement:
+def judge(
+    plan: HostPlan, lines: Iterable[str], now: float, asked: float | None = None
+) -> Judgement:
     """Judge a host.
 
     Args:
         plan: what the host shall be.
         lines: the probe's answer.
         now: the control machine's clock when the answer came, seconds since the epoch.
+        asked: the same when the probe was sent; None: as ``now``.
 
     Returns:
         The facts, and the findings: errors first, each kind in the order of docs/preflight.md.
@@ -42,7 +45,16 @@ def judge(plan: HostPlan, lines: Iterable[str], now: float) -> Judgement:
     if "time" not in parts:
         return Judgement(None, tuple(_who(parts)))
     facts = read_facts(parts)
-    case = Case(plan.requirements, plan.platform, plan.selinux, facts, now, plan.firewall)
+    case = Case(
+        needs=plan.requirements,
+        platform=plan.platform,
+        selinux=plan.selinux,
+        facts=facts,
+        asked=now if asked is None else asked,
+        now=now,
+        firewall=plan.firewall,
+        drivers={item.name: item.version for item in plan.drivers.items},
+    )
     mended = checks_driver.mended(plan.drivers.names)
     found = [f for look in CHECKS for f in look(case) if f.code not in mended]
     order = list(CODES)

@@ -64,21 +64,27 @@ part numa 5 'for n in /sys/devices/system/node/node[0-9]*
 part disk 20 'for p in $PROBE_PATHS; do
     q=$p
     while [ ! -d "$q" ]; do q=${q%/*}; q=${q:-/}; done
-    set -- $(df -P -k "$q" | sed -n "\$p")
-    o=$(awk -v m="$6" "\$2 == m { o = \$4 } END { print o }" /proc/mounts)
-    echo "$p $4 $2 $6 $o"
-  done'
+    a=$(df -P -k "$q" 2>&1)
+    l=$(printf "%s\n" "$a" | sed -n "s/.* \([0-9][0-9]*\)  *[0-9-][0-9-]*  *\([0-9][0-9]*\)  *[0-9-][0-9-]*%*  *\(\/.*\)/\1 \2 \3/p")
+    [ "$l" ] || { printf "%s\n" "$a" | tail -n 1; continue; }
+    m=$(printf "%s\n" "${l#* * }" | sed "s/ /\\\\040/g")
+    set -- $l
+    o=$(M=$m awk "\$2 == ENVIRON[\"M\"] { o = \$4 } END { print o }" /proc/mounts)
+    printf "%s\n" "$p $2 $1 $m ${o:--}"
+  done; exit 0'
 part stamps 5 'for p in $PROBE_STAMPS; do [ -e "$p" ] && echo "$p"; done; exit 0'
-part sizes 30 'for p in $PROBE_SIZES; do [ -d "$p" ] && du -sk "$p"; done; exit 0'
+part sizes 30 'for p in $PROBE_SIZES; do [ -d "$p" ] && du -sk "$p" 2>/dev/null; done; exit 0'
 
-part packages 30 'if command -v dpkg-query >/dev/null; then
+# hosts with rpm may have dpkg as a tool, with an empty database
+part packages 30 'if command -v dpkg-query >/dev/null && { [ -s /var/lib/dpkg/status ] || ! command -v rpm >/dev/null; }; then
     echo "family apt"
     for f in /var/lib/dpkg/updates/[0-9]*; do [ -e "$f" ] && { echo "journal dpkg"; break; }; done
-    dpkg-query -W -f "\${db:Status-Eflag} \${db:Status-Status} \${Package}\n" |
-      grep -v -E "^ok (installed|config-files|not-installed) "
+    l=$(dpkg-query -W -f "\${db:Status-Eflag} \${db:Status-Status} \${Package}\n" 2>&1) || { printf "%s\n" "$l"; exit 2; }
+    l=$(printf "%s\n" "$l" | grep -E "^(ok|reinstreq) ") || { echo "its database names no package"; exit 2; }
+    printf "%s\n" "$l" | grep -v -E "^ok (installed|config-files|not-installed) "
   elif command -v rpm >/dev/null; then
     echo "family dnf"
-    rpm -q rpm || exit 1
+    l=$(rpm -q rpm 2>&1) || { printf "%s\n" "$l"; exit 1; }
   fi; exit 0'
 part managers 10 'for d in /proc/[0-9]*; do
     read -r c 2>/dev/null <$d/comm || continue
@@ -150,7 +156,8 @@ part ports 30 'wanted=
       [ "$i" ] || continue
       case $p in x*) p=$((0x${p#x})) ;; esac
       q=$(echo "$h" | sed -n "s/^$i //p" | head -n 1)
-      echo "$p ${q:--} $(cat /proc/${q:-none}/comm 2>/dev/null || echo -) $(sed -n -e "s/^0:://p" -e "s/^1:name=systemd://p" /proc/${q:-none}/cgroup 2>/dev/null | head -n 1)"
+      g=$(sed -n -e "s/^0:://p" -e "s/^1:name=systemd://p" /proc/${q:-none}/cgroup 2>/dev/null | head -n 1)
+      echo "$p ${q:--} ${g:--} $(cat /proc/${q:-none}/comm 2>/dev/null || echo -)"
     done; exit 0'
 part firewall 20 'if command -v firewall-cmd >/dev/null; then
     s=$(firewall-cmd --state 2>&1 | head -n 1)
@@ -172,8 +179,9 @@ part firewall 20 'if command -v firewall-cmd >/dev/null; then
 part proxy 5 '{ env | grep -i -E "^(https?|all|no)_proxy="
     grep -s -h -i -E "^(export )?(https?|all|no)_proxy=" /etc/environment /etc/profile.d/*.sh
     grep -s -h -i -E "^proxy *=" /etc/dnf/dnf.conf /etc/yum.conf
-    grep -s -h -i -E "^ *Acquire::https?::proxy" /etc/apt/apt.conf /etc/apt/apt.conf.d/*
-  } | sed "s#//[^/@]*@#//...@#g" | sort -u; exit 0'
+    apt-config dump Acquire::http::Proxy Acquire::https::Proxy 2>/dev/null
+# a login may have a slash or an @ in it: all up to the last @ goes
+  } | sed "s#^\([A-Za-z_: ]*[Pp][Rr][Oo][Xx][Yy][A-Za-z0-9:._-]*[= \"$(printf "\047")]*\([A-Za-z0-9+.-]*://\)\{0,1\}\).*@#\1...@#" | sort -u; exit 0'
 part selinux 5 '[ -r /sys/fs/selinux/enforce ] && echo "enforce $(cat /sys/fs/selinux/enforce)"
   [ -r /etc/selinux/config ] && sed -n "s/^SELINUX=/config /p;s/^SELINUXTYPE=/policy /p" /etc/selinux/config
   tr " " "\n" </proc/cmdline | grep -E "^(selinux|enforcing)=[01]" | sed "s/^/kernel /"

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fp8fleet.preflight.codes import CODES
 from fp8fleet.preflight.findings import Finding, Judgement
@@ -90,15 +91,16 @@ def plain(value: Any) -> Any:
 
 def table(host: str, judgement: Judgement, ignored: frozenset[str]) -> Table:
     """The findings for people."""
-    shown = Table(title=summary(host, judgement, ignored), title_justify="left", title_style="bold")
+    title = Text(summary(host, judgement, ignored), style="bold")
+    shown = Table(title=title, title_justify="left")
     for column in ("Code", "Severity", "Found", "Needed", "What to do"):
         shown.add_column(column, overflow="fold", no_wrap=column == "Severity")
     for finding in judgement.findings:
         severity = "ignored" if finding.code in ignored else finding.severity
         style = {"error": "red", "warning": "yellow"}.get(severity, "dim")
-        shown.add_row(
-            finding.code, severity, finding.found, finding.needed, finding.remedy, style=style
-        )
+        cells = (finding.code, severity, finding.found, finding.needed, finding.remedy)
+        # as Text: what a host prints may look like rich's markup
+        shown.add_row(*map(Text, cells), style=style)
     return shown
 
 

@@ -32,9 +32,11 @@ APT = (
     " -o Dpkg::Options::=--force-confold"
 )
 
-# dpkg does not wait for its lock and says so by exit code 2 (dpkg(1)); 60 tries are 5 minutes.
+# dpkg does not wait for its lock and says so by exit code 2, as it says that it cannot read its
+# database (dpkg(1)); dpkg-query needs no lock, so it tells the two apart. 60 tries are 5 minutes.
 FINISH_DPKG = (
-    "n=0; until dpkg --force-confold --configure -a; do [ $? -eq 2 ] && [ $n -lt 60 ] || exit 1; "
+    "n=0; until dpkg --force-confold --configure -a; do"
+    " [ $? -eq 2 ] && dpkg-query -W dpkg >/dev/null && [ $n -lt 60 ] || exit 1; "
     "n=$((n+1)); sleep 5; done"
 )
 

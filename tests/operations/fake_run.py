@@ -206,6 +206,10 @@ def probed(plan: HostPlan) -> list[str]:
         for section in text.split("\n@")[1:]:
             title, *lines = section.splitlines()
             merged[f"@{title}"] = lines
+    root = next(line for line in merged["@disk"] if line.startswith(" /usr "))
+    told = {line.split()[0] for line in merged["@disk"]}
+    others = [path for path in plan.requirements.paths if path not in told]
+    merged["@disk"] = [root.replace(" /usr ", f" {path} ") for path in others] + merged["@disk"]
     merged["@time"] = [f" {int(time.time())}", " =0"]
     return [text for section, lines in merged.items() for text in (section, *lines)] + ["@end"]
 

@@ -315,8 +315,20 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_dpkgs_lock_is_awaited(path: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
     program(path, "dpkg", f"echo >>{count}; [ $(wc -l <{count}) -ge 3 ] || exit 2")
+    program(path, "dpkg-query", "exit 0")
     assert run(FINISH_DPKG).returncode == 0
     assert len(count.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_broken_database_of_dpkg_is_no_lock(path: Path, tmp_path: Path, code: int) -> None:
+    """dpkg ends with 2 there as well; 1: its database does not even name dpkg."""
+    count = tmp_path / "count"
+    program(path, "dpkg", f"echo >>{count}; echo 'dpkg: error: parsing file' >&2; exit 2")
+    program(path, "dpkg-query", f"exit {code}")
+    done = run(FINISH_DPKG)
+    assert (done.returncode, len(count.read_text().splitlines())) == (1, 1)
+    assert "dpkg: error: parsing file" in done.stderr
 
 
 def test_dnfs_lock_is_awaited(path: Path, tmp_path: Path) -> None:

@@ -104,6 +104,31 @@ def test_the_other_hosts_go_on(tmp_path: Path) -> None:
     assert {"@fake/kylin-1", "@fake/gw-1"} <= touched
 
 
+def test_a_fault_of_judging_stops_its_host_alone_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise IndexError("list index\nout of range")
+
+    stopped: list[bool] = []
+
+    def stop() -> None:
+        stopped.append(True)
+        raise GreenletExit
+
+    monkeypatch.setattr(roles.preflight, "judge", fails)
+    monkeypatch.setattr(roles.preflight, "_stop", stop)
+    monkeypatch.setattr(roles.preflight, "_probe", lambda plan, full: [])
+    monkeypatch.setattr(roles.preflight, "host_plan", lambda host: host_plan())
+    session = SimpleNamespace(preflight_full=False, ignored=frozenset())
+    monkeypatch.setattr(roles.preflight, "current", lambda: session)
+    with context(RecordedHost({})), pytest.raises(GreenletExit):
+        roles.preflight.check._inner()
+    assert stopped == [True]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "IndexError" in line and "left as it is" in line and "\n" not in line
+
+
 def test_an_ignored_error_lets_the_run_go_on_and_stands_in_the_report(tmp_path: Path) -> None:
     ran = pyinfra(
         *(tmp_path, ONE_HOST, "deploys/full.py", "--dry", "--data", "ignore=driver-broken"),

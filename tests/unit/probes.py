@@ -58,6 +58,4 @@ def facts(*names: str) -> HostFacts:
 
 def for_plan(plan: HostPlan, *names: str) -> list[str]:
     """The answer of a host to the probe that ``plan`` asks for."""
-    needs = plan.requirements
-    paths = [*needs.directories, *(space.path for space in needs.spaces)]
-    return answer(*names, paths=paths)
+    return answer(*names, paths=plan.requirements.paths)

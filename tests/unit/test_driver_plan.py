@@ -119,7 +119,8 @@ def test_huaweis_software_comes_by_installer_only_and_in_the_engines_version(sit
     toolkit = {"name": "cann-toolkit", "version": "8.5.0"}
     assert "no packages for it with apt" in refused(site, toolkit)
     installer = {**toolkit, "source": "https://m.example.com/cann.run", "sha256": DIGEST}
-    assert "needs 9.1" in refused(site, installer)
+    for version in ("8.5.0", "9.1.0.RC1", "9.1.0.alpha001", "9.1.01"):
+        assert "needs 9.1.0" in refused(site, {**installer, "version": version})
 
 
 def test_a_driver_whose_branch_has_ended_is_a_note(site: Site) -> None:

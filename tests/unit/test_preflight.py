@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fleets import INSTANCE, MANIFEST, REPO, Site, lock_text, refusal
-from probes import NOW, answer, for_plan
+from probes import NOW, answer, for_plan, sections
 from rich.console import Console
 
 from fp8fleet.inventory import ignored_codes
@@ -100,6 +100,7 @@ BAD = {
     "broken/driver-mismatch": "driver-broken",
     "broken/driver-hung": "driver-hung",
     "broken/half-installed": "packages-broken",
+    "broken/dpkg-broken": "packages-broken",
     "broken/rpm-locked": "packages-broken",
     "broken/rpm-broken": "packages-broken",
     "broken/no-space": "disk-short",
@@ -146,7 +147,72 @@ def test_an_answer_without_an_end_is_a_finding(site: Site, lines: list[str]) -> 
     assert (finding.code, finding.severity) == ("probe-failed", "error")
 
 
+def replaced(plan: HostPlan, *recordings: str, **sections: list[str]) -> list[str]:
+    """A probe's answer with the named sections in place of the recorded ones."""
+    result: list[str] = []
+    name = ""
+    for line in for_plan(plan, *recordings):
+        if line.startswith("@"):
+            name = line[1:]
+            result += [line, *(f" {text}" for text in sections.get(name, []))]
+        elif name not in sections:
+            result.append(line)
+    return result
+
+
+def codes_of(plan: HostPlan, lines: list[str], now: float = NOW) -> list[str]:
+    return [finding.code for finding in judge(plan, lines, now).findings]
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("sizes", "du: cannot access '/m/model.part': No such file or directory"),
+        ("disk", "df: cannot read table of mounted file systems: No such file"),
+        ("disk", "/opt/fp8fleet - - /opt rw"),
+        ("memory", "grep: /proc/meminfo: Permission denied"),
+        ("ports", "sh: 1: Syntax error: bad substitution"),
+        ("time", "date: not found"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_one_finding_with_its_part(
+    site: Site, part: str, line: str
+) -> None:
+    plan = plan_of(site)
+    (finding,) = judge(plan, with_lines(for_plan(plan, UBUNTU, H200), **{part: line}), NOW).findings
+    assert (finding.code, finding.severity) == ("unread", "warning")
+    assert finding.found == f"{part}: {line}"
+
+
+def test_memory_that_cannot_be_read_is_not_short(site: Site) -> None:
+    plan = plan_of(site)
+    lines = replaced(plan, UBUNTU, H200, memory=["grep: /proc/meminfo: Permission denied"])
+    assert codes_of(plan, lines) == ["unread"]
+
+
+def test_what_an_ordinary_user_cannot_read_is_told_as_no_root(site: Site) -> None:
+    plan = plan_of(site)
+    lines = for_plan(plan, UBUNTU, H200, "broken/no-sudo")
+    assert codes_of(plan, with_lines(lines, sizes="du: /x: Permission denied")) == ["no-root"]
+
+
+@pytest.mark.parametrize("sudo", ["sudo ", "sudo", "sudo x y"])
+def test_an_odd_answer_about_sudo_is_no_root(site: Site, sudo: str) -> None:
+    plan = plan_of(site)
+    lines = replaced(plan, UBUNTU, H200, user=["1000", "ops", sudo])
+    assert codes_of(plan, lines) == ["no-root"]
+    short = ["@user", " 1000", " ops", f" {sudo}", " =0", "@end"]
+    assert codes_of(plan, short) == ["no-root"]
+
+
 # Operating system
+
+
+def test_an_architecture_that_is_not_told_is_looked_for(site: Site) -> None:
+    plan = plan_of(site)
+    found = judge(plan, replaced(plan, UBUNTU, H200, kernel=[]), NOW).findings
+    assert [f.code for f in found] == ["arch-mismatch", "unread"]
+    assert found[0].remedy == "log in, look what `uname -m` says"
 
 
 def test_another_platform_than_the_inventorys_is_refused_with_its_name(site: Site) -> None:
@@ -193,6 +259,27 @@ def test_the_clock_is_held_against_this_machines(site: Site, off: int, code: str
     plan = cpu_plan(site)
     found = judge(plan, for_plan(plan), NOW - off).findings
     assert [f.code for f in found] == ([code] if code else [])
+
+
+@pytest.mark.parametrize(
+    ("took", "off", "expected"),
+    [(60, 0, []), (60, 59, []), (60, 75, ["clock-skew"]), (60, -15, ["clock-skew"]),
+     (7200, 7100, [])],
+)  # fmt: skip
+def test_a_slow_probe_is_no_wrong_clock(
+    site: Site, took: int, off: int, expected: list[str]
+) -> None:
+    """The host reads its clock at some moment between the question and the answer."""
+    plan = cpu_plan(site)
+    asked = NOW - off
+    found = judge(plan, for_plan(plan), asked + took, asked).findings
+    assert [f.code for f in found] == expected
+
+
+def test_a_clock_before_the_epoch_is_wrong(site: Site) -> None:
+    plan = cpu_plan(site)
+    (finding,) = judge(plan, replaced(plan, time=["-86400"]), NOW).findings
+    assert finding.code == "clock-wrong"
 
 
 def test_years_are_told_as_years(site: Site) -> None:
@@ -242,7 +329,43 @@ def test_upgrades_are_no_matter_on_hosts_without_devices(site: Site) -> None:
     assert findings(cpu_plan(site), "broken/unattended") == {}
 
 
+def test_a_broken_database_of_dpkg_is_told_with_its_remedy(site: Site) -> None:
+    finding = findings(plan_of(site), UBUNTU, H200, "broken/dpkg-broken")["packages-broken"]
+    assert finding.found.startswith("dpkg: dpkg-query: error: parsing file")
+    assert "/var/lib/dpkg/status-old" in finding.remedy
+
+
 # Disk, memory, processor
+
+
+def with_disk(plan: HostPlan, path: str, row: str | None) -> list[str]:
+    """The answer with another disk under ``path``, or none."""
+    lines = [line for line in for_plan(plan, UBUNTU, H200) if not line.startswith(f" {path} ")]
+    return with_lines(lines, disk=f"{path} {row}") if row else lines
+
+
+@pytest.mark.parametrize("path", ["/etc", "/run", "/usr", "/var/cache", "/var/lib", "/var/log"])
+def test_the_systems_own_directories_have_to_be_writable_and_to_have_room(
+    site: Site, path: str
+) -> None:
+    plan = plan_of(site)
+    assert codes_of(plan, with_disk(plan, path, f"900000 900000 {path} ro")) == ["disk-read-only"]
+    assert codes_of(plan, with_disk(plan, path, f"100 900000 {path} rw")) == ["disk-short"]
+    assert codes_of(plan, with_disk(plan, path, f"70000 900000 {path} rw")) == []
+
+
+def test_a_path_whose_file_system_does_not_answer_stops_the_host(site: Site) -> None:
+    plan = plan_of(site)
+    (finding,) = judge(plan, with_disk(plan, "/var/cache/fp8fleet", None), NOW).findings
+    assert (finding.code, finding.severity) == ("disk-unknown", "error")
+    assert finding.found == "df tells nothing of /var/cache/fp8fleet"
+
+
+def test_a_mount_with_a_blank_is_judged(site: Site) -> None:
+    plan = plan_of(site)
+    lines = with_disk(plan, "/var/cache/fp8fleet", "900000 900000 /mnt/AI\\040models ro")
+    (finding,) = judge(plan, lines, NOW).findings
+    assert finding.found == "/mnt/AI models is mounted read-only (/var/cache/fp8fleet lies on it)"
 
 
 def test_disk_is_counted_for_all_that_is_missing_on_a_file_system(site: Site) -> None:
@@ -338,6 +461,21 @@ def test_held_memory_is_an_error_only_where_the_server_would_not_start(site: Sit
     assert found["gpu-busy"].needed == "92% of the memory for server main"
 
 
+def test_memory_that_the_driver_tells_of_no_process_is_that_in_use(site: Site) -> None:
+    plan = plan_of(site, devices=1)
+    other = "GPU-00000000-0000-0000-0000-000000000000, 123, [N/A], python | /user.slice"
+    ours = "GPU-00000000-0000-0000-0000-000000000000, 124, 90000, vllm | /fp8fleet-main.service"
+
+    def judged(used: int, *holders: str) -> list[tuple[str, str]]:
+        smi = [HEAD, FIRST.replace(" 0 MiB", f" {used} MiB"), SECOND]
+        lines = replaced(plan, UBUNTU, H200, smi=smi, holders=list(holders))
+        return [(f.code, f.found.split(" held")[0]) for f in judge(plan, lines, NOW).findings]
+
+    assert judged(140000, other) == [("gpu-busy", "device 0: 140000 of 143771 MiB")]
+    assert judged(500, other) == [("gpu-shared", "device 0: 500 of 143771 MiB")]
+    assert judged(91000, other, ours) == [("gpu-shared", "device 0: 1000 of 143771 MiB")]
+
+
 def test_our_own_servers_memory_is_no_finding(site: Site) -> None:
     plan = plan_of(site)
     lines = [
@@ -371,6 +509,88 @@ def test_an_npu_that_is_not_well_and_an_old_cann(site: Site) -> None:
         "cann-missing",
     }
     assert found["cann-missing"].found == "CANN 8.0.RC3"
+
+
+@pytest.mark.parametrize("preview", ["9.1.0.RC1", "9.1.0.alpha001", "9.1.01", "9.1"])
+def test_a_preview_of_cann_is_not_the_release(site: Site, preview: str) -> None:
+    plan = npu_plan(site)
+    recordings = ("os/openeuler-22.03", "gpu/910b-x4")
+    assert codes_of(plan, replaced(plan, *recordings, ascend=[f"cann {preview}"])) == [
+        "cann-missing"
+    ]
+    assert codes_of(plan, replaced(plan, *recordings, ascend=["cann 9.1.0.1"])) == []
+
+
+# Tools that end well and say nothing useful
+
+HEAD, FIRST, SECOND = (line.strip() for line in sections(H200)["smi"][:3])
+GPU_IS_LOST = ", ".join(["[GPU is lost]"] * 12)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["No devices were found"], "No devices were found"),
+        ([], "it lists no device"),
+        ([HEAD], "it lists no device"),
+        ([HEAD, GPU_IS_LOST], "[GPU is lost]"),
+    ],
+)
+def test_nvidia_smi_that_shows_no_device_is_a_broken_driver(
+    site: Site, lines: list[str], says: str
+) -> None:
+    plan = plan_of(site)
+    (finding,) = judge(plan, replaced(plan, UBUNTU, H200, smi=lines), NOW).findings
+    assert finding.code == "driver-broken"
+    assert finding.found.startswith(f"nvidia-smi: {says}")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["dcmi model initialized failed, because the device is used. ret is -8020"],
+        [],
+        [line.strip() for line in sections("gpu/910b-x4")["npu"][:6]],
+    ],
+)
+def test_npu_smi_that_shows_no_device_is_a_broken_driver(site: Site, lines: list[str]) -> None:
+    plan = npu_plan(site)
+    found = replaced(plan, "os/openeuler-22.03", "gpu/910b-x4", npu=lines)
+    (finding,) = judge(plan, found, NOW).findings
+    assert finding.code == "driver-broken"
+    assert finding.found.startswith(f"npu-smi: {lines[0] if len(lines) == 1 else 'it lists no'}")
+
+
+def test_a_row_of_a_lost_device_is_no_device(site: Site) -> None:
+    plan = plan_of(site)
+    (finding,) = judge(
+        plan, replaced(plan, UBUNTU, H200, smi=[HEAD, FIRST, GPU_IS_LOST]), NOW
+    ).findings
+    assert finding.code == "gpu-lost"
+    assert "0000:00:07.0" in finding.found
+
+
+@pytest.mark.parametrize("value", ["[GPU requires reset]", "[Unknown Error]"])
+def test_an_error_in_place_of_a_devices_values_stops_the_host(site: Site, value: str) -> None:
+    cells = SECOND.split(", ")
+    row = ", ".join([*cells[:4], *([value] * 7), cells[-1]])
+    plan = plan_of(site)
+    (finding,) = judge(plan, replaced(plan, UBUNTU, H200, smi=[HEAD, row, FIRST]), NOW).findings
+    assert (finding.code, finding.severity) == ("gpu-unhealthy", "error")
+    assert finding.found == f"device 1 (0000:00:07.0): {value.strip('[]')}"
+
+
+def test_a_display_card_beside_the_devices_of_the_plan_is_not_judged(site: Site) -> None:
+    plan = plan_of(site)
+    card = "2, GPU-2, NVIDIA T1000, 00000000:02:00.0, 4096 MiB, 0 MiB, 580.159.04, [N/A], [N/A],"
+    shown = [HEAD, FIRST, SECOND, f"{card} [N/A], Enabled, 7.5"]
+    pci = [line.strip() for line in sections(H200)["pci"]]
+    pci.insert(0, "0000:02:00.0 0x10de 0x1ff0 0x030000 0 nvidia")
+    assert codes_of(plan, replaced(plan, UBUNTU, H200, smi=shown, pci=pci)) == []
+    # with no driver of its own
+    assert codes_of(plan, replaced(plan, UBUNTU, H200, pci=pci)) == []
+    used = plan_of(site, devices=3)
+    assert "gpu-other" in codes_of(used, replaced(used, UBUNTU, H200, smi=shown, pci=pci))
 
 
 # Driver
@@ -424,11 +644,41 @@ def test_a_fabric_manager_that_is_down_or_of_another_version(site: Site) -> None
     assert found["fabric-manager-version"].found == "fabric manager 570.172.08, driver 580.95.05"
 
 
+@pytest.mark.parametrize(
+    ("drivers", "expected"),
+    [
+        ({"fabric-manager": "580.82.07"}, "fabric manager 580.82.07 (planned), driver 580.95.05"),
+        ({"nvidia": "580.82.07"}, "fabric manager 580.95.05, driver 580.82.07 (planned)"),
+        ({"fabric-manager": "580.95.05"}, None),
+        ({"nvidia": "580.82.07", "fabric-manager": "580.82.07"}, None),
+    ],
+)
+def test_a_fabric_manager_that_will_differ_from_the_driver_stops_the_host(
+    site: Site, drivers: dict[str, str], expected: str | None
+) -> None:
+    asked = [{"name": name, "version": version} for name, version in drivers.items()]
+    plan = plan_of(site, "h100-80g", 8, drivers=asked)
+    found = judge(plan, for_plan(plan, UBUNTU, "gpu/h100-x8"), NOW).findings
+    assert [(f.code, f.severity, f.found) for f in found] == (
+        [("fabric-manager-version", "error", expected)] if expected else []
+    )
+
+
 def test_boards_without_switches_need_no_fabric_manager(site: Site) -> None:
     assert findings(plan_of(site), UBUNTU, H200, "broken/fabric") == {}
 
 
 # Network and security
+
+
+@pytest.mark.parametrize("name", ["VLLM::API server", "gunicorn: master", "-", "x /y"])
+def test_a_server_of_ours_may_have_blanks_in_its_name(site: Site, name: str) -> None:
+    plan = plan_of(site)
+    listens = f"8000 900 /system.slice/fp8fleet-main.service {name}"
+    assert codes_of(plan, with_lines(for_plan(plan, UBUNTU, H200), ports=listens)) == []
+    others = f"8000 900 /system.slice/other.service {name}"
+    (finding,) = judge(plan, with_lines(for_plan(plan, UBUNTU, H200), ports=others), NOW).findings
+    assert finding.found == f"{name} (900) listens on port 8000"
 
 
 def test_a_port_of_another_program_is_refused_and_our_own_is_not(site: Site) -> None:
@@ -520,7 +770,7 @@ def test_another_firewall_than_the_plans_stops_the_host(site: Site, line: str) -
 
 def test_what_a_firewall_would_shut_out_stops_the_host_while_it_is_off(site: Site) -> None:
     plan = cpu_plan(site)
-    lines = with_lines(for_plan(plan), ports="9100 812 node_exporter /system.slice/ne.service")
+    lines = with_lines(for_plan(plan), ports="9100 812 /system.slice/ne.service node_exporter")
     (finding,) = judge(plan, lines, NOW).findings
     assert (finding.code, finding.severity) == ("firewall-cuts", "error")
     assert "9100 (node_exporter)" in finding.found
@@ -595,11 +845,11 @@ def test_a_firewall_that_lets_in_what_no_rule_names_is_told(site: Site) -> None:
 @pytest.mark.parametrize(
     "listener",
     [
-        "22 1 systemd /init.scope",
-        "2222 700 sshd /system.slice/ssh.service",
-        "8009 900 python /system.slice/fp8fleet-old.service",
-        "8080 901 nginx /system.slice/nginx.service",
-        "80 901 nginx /system.slice/nginx.service",
+        "22 1 /init.scope systemd",
+        "2222 700 /system.slice/ssh.service sshd",
+        "8009 900 /system.slice/fp8fleet-old.service python",
+        "8080 901 /system.slice/nginx.service nginx",
+        "80 901 /system.slice/nginx.service nginx",
     ],
 )
 def test_ssh_and_what_is_ours_is_not_shut_out(site: Site, listener: str) -> None:
@@ -646,6 +896,19 @@ def test_a_hung_driver_stops_a_host_whatever_is_asked_for(site: Site) -> None:
 def test_a_proxy_that_the_inventory_names_is_expected(site: Site) -> None:
     plan = plan_of(site, proxy="http://10.0.0.9:3128")
     assert findings(plan, UBUNTU, H200, "broken/proxy") == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("http_proxy=", 'export https_proxy=""', "proxy=_none_", "proxy ="),
+        *('Acquire::http::Proxy "DIRECT";', 'Acquire::http::Proxy::mirror "DIRECT";'),
+        "no_proxy=localhost",
+    ],
+)
+def test_what_names_no_proxy_is_none(site: Site, line: str) -> None:
+    plan = plan_of(site)
+    assert codes_of(plan, with_lines(for_plan(plan, UBUNTU, H200), proxy=line)) == []
 
 
 def selinux(
@@ -777,6 +1040,24 @@ def test_the_table_is_for_people(site: Site) -> None:
     assert "preflight gpu-1: 1 error, 2 warnings, 1 ignored" in text
     for word in ("gpu-mig", "ignored", "3 uncorrected errors", "nvidia-persistenced"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("smi", "Failed to open [/dev/nvidiactl]: permission denied"),
+        ("proxy", "http_proxy=http://[fd00::1]:3128"),
+        ("packages", "[bold]dpkg[/x] \\"),
+    ],
+)
+def test_what_looks_like_markup_is_shown_as_it_is(site: Site, part: str, line: str) -> None:
+    plan = plan_of(site)
+    judgement = judge(plan, replaced(plan, UBUNTU, H200, **{part: [line]}), NOW)
+    printed = Console(file=io.StringIO(), width=400)
+    printed.print(table("gpu-[1]", judgement, frozenset()))
+    text = printed.file.getvalue()  # type: ignore[attr-defined]
+    assert line in text
+    assert "gpu-[1]" in text
 
 
 def test_errors_come_first(site: Site) -> None:

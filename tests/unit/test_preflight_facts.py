@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from probes import RECORDED, answer, facts
 from fp8fleet import catalog
 from fp8fleet.firewalls import Firewall
 from fp8fleet.preflight.facts import (
+    HostFacts,
     Security,
     parts_of,
     probe_arguments,
@@ -164,6 +166,83 @@ def test_a_missing_section_is_not_fatal(section: str) -> None:
     read_facts(parts)
 
 
+# Lines that no part prints
+
+
+def laid_over(**sections: list[str]) -> HostFacts:
+    """The facts of a recording with the named sections in place of its own."""
+    lines = answer("os/ubuntu-22.04", "gpu/h200-x2", without=sections)[:-1]
+    for name, held in sections.items():
+        lines += [f"@{name}", *(f" {line}" for line in held), " =0"]
+    parts = parts_of([*lines, "@end"])
+    assert parts is not None
+    return read_facts(parts)
+
+
+ODD = {
+    "time": "date: not found",
+    "kernel": "sh: 1: uname: not found",
+    "tools": "sh: 1: Syntax error: newline unexpected",
+    "reboot": "sh: 1: cannot open /run: Permission denied",
+    "cpu": "grep: /proc/cpuinfo: Permission denied",
+    "memory": "grep: /proc/meminfo: Permission denied",
+    "numa": "cat: /sys/devices/system/node/node0/cpulist: Input/output error",
+    "disk": "/opt/fp8fleet - - /opt rw",
+    "stamps": "sh: 1: [: missing ]",
+    "sizes": "du: cannot access '/var/model.part': No such file or directory",
+    "packages": "dpkg-query: warning: parsing file",
+    "managers": "sh: 1: read: Illegal option -r",
+    "pci": "cat: /sys/bus/pci/devices: Input/output error",
+    "modules": "awk: cannot open /proc/modules",
+    "ports": "sh: 1: Syntax error: bad substitution",
+    "smi": "WARNING: infoROM is corrupted at gpu 0000:41:00.0",
+}
+"""A line of each part that is none of its own."""
+
+
+@pytest.mark.parametrize("part", ODD)
+def test_a_line_that_a_part_does_not_print_is_set_aside_and_told(part: str) -> None:
+    lines = answer("os/ubuntu-22.04", "gpu/h200-x2")
+    start = lines.index(f"@{part}") + 1
+    end = next(i for i in range(start, len(lines)) if lines[i].startswith(" ="))
+    own = [line[1:] for line in lines[start:end]]
+    found = laid_over(**{part: [*own, ODD[part], "9" * 5000]})
+    assert found.unread == {part: ODD[part]}
+    clean = laid_over(**{part: own})
+    assert clean.unread == {}
+    assert (found.disks, found.hardware, found.system) == (
+        clean.disks,
+        clean.hardware,
+        clean.system,
+    )
+    assert found.accelerators.devices == clean.accelerators.devices
+
+
+@pytest.mark.parametrize("part", ["time", "kernel", "cpu", "memory"])
+def test_a_part_that_says_nothing_is_unread(part: str) -> None:
+    assert laid_over(**{part: []}).unread == {part: ""}
+
+
+def test_numbers_that_no_computer_has_are_not_read() -> None:
+    long = "9" * 5000
+    lines = [f"@{part}" for part in ODD]
+    lines = [text for name in lines for text in (name, f" {long} {long} {long} {long} {long}")]
+    parts = parts_of([*lines, f" ={long}", "@user", f" {long}", " sudo ", " =1", "@end"])
+    assert parts is not None
+    assert user_of(parts).uid == -1
+    assert read_facts(parts).disks == ()
+
+
+def test_a_row_of_npu_smi_without_its_device_ends_nothing() -> None:
+    found = laid_over(smi=[], npu=["| NPU Chip | Process id |", "|   | 1 | python | 3 |"])
+    assert [holder.pid for holder in found.accelerators.holders] == [1]
+
+
+def test_colours_and_other_escapes_of_a_terminal_are_taken_out() -> None:
+    name = 'PRETTY_NAME="\x1b]0;x\x1b[2J\x1b[31mRed\x1b[0m"'
+    assert "\x1b" not in laid_over(os=["ID=ubuntu", name]).system.name
+
+
 # The script itself, on this machine
 
 
@@ -262,6 +341,116 @@ def test_a_login_in_a_proxys_url_never_leaves_the_host() -> None:
     assert parts is not None
     assert "http_proxy=http://...@10.0.0.9:3128" in read_facts(parts).proxies
     assert "s3cret" not in str(parts)
+
+
+@pytest.mark.parametrize(
+    ("value", "left"),
+    [
+        ("bob:s3cret@proxy", "...@proxy"),
+        ("http://bob:s3/cret@proxy:1", "http://...@proxy:1"),
+        ("http://bob:s3@cret/w0rd@proxy", "http://...@proxy"),
+        ("'socks5h://bob:s3=cret@proxy:1'", "'socks5h://...@proxy:1'"),
+        ("http://[fd00::1]:3128", "http://[fd00::1]:3128"),
+    ],
+)
+def test_a_login_is_blanked_up_to_the_last_at(value: str, left: str) -> None:
+    parts = parts_of(run(["/bin/sh"], HTTPS_PROXY=value))
+    assert parts is not None
+    assert f"HTTPS_PROXY={left}" in read_facts(parts).proxies
+    assert "bob" not in str(parts) and "cret" not in str(parts)
+
+
+@pytest.mark.skipif(not shutil.which("apt-config"), reason="no apt here")
+def test_apts_proxies_are_read_in_whatever_form_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "apt.conf").write_text(
+        'Acquire { http { Proxy "http://dave:se@cret4@p:1"; Proxy::mirror "DIRECT"; }; };\n'
+    )
+    parts = parts_of(run(["/bin/sh"], APT_CONFIG=f"{tmp_path}/apt.conf"))
+    assert parts is not None
+    found = read_facts(parts).proxies
+    assert 'Acquire::http::Proxy "http://...@p:1";' in found
+    assert 'Acquire::http::Proxy::mirror "DIRECT";' in found
+    assert "dave" not in str(parts) and "cret4" not in str(parts)
+
+
+def probed_with(folder: Path, *arguments: str, **scripts: str) -> HostFacts:
+    """The real probe's facts where these commands are stand-ins; ``_`` stands for ``-``."""
+    for name, script in scripts.items():
+        fake(folder, name.replace("_", "-"), script)
+    path = f"{folder}:{os.environ['PATH']}"
+    parts = parts_of(run(["/bin/sh"], *arguments, PATH=path))
+    assert parts is not None
+    return read_facts(parts)
+
+
+@pytest.mark.parametrize(
+    ("source", "mount"),
+    [("/dev/sda1", "/"), ("//nas/AI models", "/mnt/nas"), ("//nas/3 4 of 5", "/mnt/AI models")],
+)
+def test_sources_and_mounts_with_blanks_shift_no_column(
+    tmp_path: Path, source: str, mount: str
+) -> None:
+    answer = f"echo Filesystem ...; echo '{source}   5000000 2000000  3000000      40% {mount}'"
+    found = probed_with(tmp_path, f"path={tmp_path}/a", df=answer)
+    disk = next(disk for disk in found.disks if disk.path == f"{tmp_path}/a")
+    assert (disk.size, disk.free, disk.mount) == (5000000 * 1024, 3000000 * 1024, mount)
+    assert found.unread == {}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_df_says_in_place_of_an_answer_is_told(tmp_path: Path, code: int) -> None:
+    failing = f"echo 'df: /opt: Stale file handle' >&2; exit {code}"
+    found = probed_with(tmp_path, "path=/opt", df=failing)
+    assert (found.disks, found.unread) == ((), {"disk": "df: /opt: Stale file handle"})
+
+
+def test_a_file_that_goes_while_du_counts_is_no_message(tmp_path: Path) -> None:
+    racing = "echo \"du: cannot access 'model.part'\" >&2; printf '12\\t/tmp\\n'; exit 1"
+    found = probed_with(tmp_path, "size=/tmp", du=racing)
+    assert (found.sizes, found.unread) == ({"/tmp": 12 * 1024}, {})
+
+
+DPKG_ERROR = "dpkg-query: error: parsing file '/var/lib/dpkg/status' near line 7236:"
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (f'echo "{DPKG_ERROR}" >&2; echo " garbage" >&2; exit 2', DPKG_ERROR),
+        ("exit 0", "its database names no package"),
+        ("echo 'ok installed dpkg'; echo 'dpkg-query: warning: odd' >&2", None),
+    ],
+)
+def test_a_dpkg_database_that_cannot_be_read_is_told(
+    tmp_path: Path, script: str, error: str | None
+) -> None:
+    found = probed_with(tmp_path, dpkg_query=script)
+    assert (found.packages.family, found.packages.error) == ("apt", error)
+    assert found.unread == {}
+
+
+def test_a_clock_before_the_epoch_is_read(tmp_path: Path) -> None:
+    assert probed_with(tmp_path, date="echo -86400").clock.time == -86400
+
+
+def test_a_process_may_have_blanks_in_its_name(tmp_path: Path) -> None:
+    """Its name is that of the file that it was started from."""
+    program = tmp_path / "VLLM::API serv"
+    program.symlink_to(sys.executable)
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0));"
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [program, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout and server.stdin
+        port = int(server.stdout.readline())
+        parts = parts_of(run(["/bin/sh"], f"port={port}"))
+        server.stdin.close()
+    assert parts is not None
+    (listener,) = [found for found in read_facts(parts).listeners if found.port == port]
+    assert (listener.pid, listener.program) == (server.pid, "VLLM::API serv")
 
 
 def test_who_listens_on_a_port_is_told(tmp_path: Path) -> None:

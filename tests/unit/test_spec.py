@@ -132,6 +132,8 @@ PATH_KEYS = [
         '/opt/a"b',
         "/opt/a;b",
         "/opt/%n",
+        "/数据/fp8",
+        "/opt/²",
     ],
 )
 def test_a_path_that_a_shell_or_systemd_could_misread_is_refused(key: str, path: str) -> None:
@@ -307,6 +309,11 @@ def test_what_the_catalogue_lacks_is_refused_with_what_it_has(
         ("nginx_body_size", "0m"),
         ("nginx_server_name", "a;b"),
         ("nginx_server_name", ""),
+        ("nginx_server_name", "模型.example.com"),
+        ("package_index", "https://镜像.example.com/simple"),
+        ("conda_channels", ["通道"]),
+        ("drivers", [{"name": "nvidia", "version": "580.95.05é"}]),
+        ("cmake_archive_url", "https://m.example.com/cmake-٣.28.4-linux-x86_64.tar.gz"),
         ("engine_pins", ["pydantic"]),
         ("engine_pins", ["pydantic>=2"]),
         ("engine_pins", "pydantic==2.12.5"),
