@@ -736,7 +736,7 @@ def test_whatever_form_ufws_rule_has_it_opens_the_port(site: Site, rule: str) ->
     lines = with_firewall(for_plan(plan), UFW_ON, stored(rule))
     assert judge(plan, lines, NOW).findings == ()
     managed = cpu_plan(site, nginx_listen=8080, firewall="ufw")
-    lines = with_lines(for_plan(managed), ports="8443 812 other /system.slice/other.service")
+    lines = with_lines(for_plan(managed), ports="8443 812 /system.slice/other.service other")
     lines = with_firewall(lines, "ufw inactive", stored(rule))
     assert judge(managed, lines, NOW).findings == ()
 
@@ -786,18 +786,18 @@ def test_what_a_firewall_would_shut_out_stops_the_host_while_it_is_off(site: Sit
 )
 def test_whatever_form_firewallds_rule_has_it_opens_the_port(site: Site, rule: str) -> None:
     plan = cpu_plan(site, firewall="firewalld")
-    lines = with_lines(for_plan(plan), ports="9090 812 cockpit-tls /system.slice/cockpit.service")
+    lines = with_lines(for_plan(plan), ports="9090 812 /system.slice/cockpit.service cockpit-tls")
     port = 'services/cockpit.xml:  <port protocol="tcp" port="9090"/>'
     lines = with_firewall(lines, *firewalld(rule), f"service /usr/lib/firewalld/{port}")
     assert judge(plan, lines, NOW).findings == ()
-    without = with_lines(for_plan(plan), ports="9090 812 cockpit-tls /system.slice/c.service")
+    without = with_lines(for_plan(plan), ports="9090 812 /system.slice/c.service cockpit-tls")
     without = with_firewall(without, *firewalld("  services: ssh"))
     assert [f.code for f in judge(plan, without, NOW).findings] == ["firewall-cuts"]
 
 
 def test_a_rule_of_the_other_firewall_opens_nothing(site: Site) -> None:
     plan = cpu_plan(site, firewall="ufw")
-    lines = with_lines(for_plan(plan), ports="9100 812 exporter /system.slice/x.service")
+    lines = with_lines(for_plan(plan), ports="9100 812 /system.slice/x.service exporter")
     lines = with_firewall(lines, *firewalld("  ports: 9100/tcp"))
     assert [f.code for f in judge(plan, lines, NOW).findings] == ["firewall-cuts"]
 
@@ -805,7 +805,7 @@ def test_a_rule_of_the_other_firewall_opens_nothing(site: Site) -> None:
 def test_ssh_that_systemd_listens_for_on_another_port_is_not_shut_out(site: Site) -> None:
     """Its port may stand in an SSH configuration alone, which the plan does not read."""
     plan = cpu_plan(site)
-    lines = with_lines(for_plan(plan), ports="2222 1 systemd /init.scope")
+    lines = with_lines(for_plan(plan), ports="2222 1 /init.scope systemd")
     assert [f.code for f in judge(plan, lines, NOW).findings] == ["firewall-cuts"]
     lines = with_firewall(
         lines,
