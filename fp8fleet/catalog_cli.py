@@ -135,10 +135,16 @@ def _texts() -> Iterable[tuple[str, _Texts]]:
     ]
     yield "platform", platforms
     options: _Texts = [
-        (n, [f"accepted by {' or '.join(o.accepted) or 'no release'}; instead {o.instead}"])
+        (n, [f"{_accepted(o)}; instead {o.instead}"] if o.instead else [_accepted(o)])
         for n, o in catalog.serve_options().items()
     ]
     yield "options of vllm serve that come and go", options
+
+
+def _accepted(option: catalog.ServeOption) -> str:
+    if option.accepted is None:
+        return "accepted by all"
+    return f"accepted by {' or '.join(option.accepted) or 'no release'}"
 
 
 def _release(release: catalog.Release) -> list[str]:

@@ -202,8 +202,10 @@ def _quantization(entry: dict[str, Any]) -> None:
 
 def _online() -> list[str]:
     """Methods that quantize a BF16 checkpoint while it is loaded."""
-    from vllm.config import quantization
-
+    try:
+        from vllm.config import quantization
+    except ImportError:  # before 0.20
+        return []
     if hasattr(quantization, "_ONLINE_SHORTHANDS"):
         return ["online", *quantization._ONLINE_SHORTHANDS]
     if hasattr(quantization, "OnlineQuantScheme"):

@@ -21,6 +21,7 @@ from typing import Any
 from packaging.metadata import Metadata
 
 from fp8fleet.errors import CheckFailed
+from fp8fleet.output import leave, run
 from lab import wheels
 from lab.processes import say
 from lab.site import cache_dir
@@ -88,7 +89,7 @@ def _toml(value: Any) -> str:
 def _base_environment(folder: Path) -> Path:
     """The lab's engine environment: torch for the CPU, transformers and the rest."""
     house = wheels.build_wheelhouse(cache_dir())
-    _run([sys.executable, "-m", "uv", "venv", "-q", "-p", wheels.PYTHON_VERSION, str(folder)])
+    _output([sys.executable, "-m", "uv", "venv", "-q", "-p", wheels.PYTHON_VERSION, str(folder)])
     python = folder / "bin" / "python"
     names = [str(path) for path in sorted(house.glob("*.whl")) if "+stub" not in path.name]
     names = [name for name in names if not Path(name).name.startswith("vllm")]
@@ -104,7 +105,7 @@ def _fetch(release: str, code: Path) -> str:
     """
     with tempfile.TemporaryDirectory(dir=code.parent) as name:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", name]
-        _run([*command, "--only-binary=:all:", f"vllm=={release}"])
+        _output([*command, "--only-binary=:all:", f"vllm=={release}"])
         (wheel,) = Path(name).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.namelist() if not m.endswith((".so", "/vllm-rs"))]
@@ -123,19 +124,19 @@ def _fetch(release: str, code: Path) -> str:
 
 def _install(python: Path, arguments: Sequence[str]) -> None:
     command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps"]
-    _run([*command, "--python", str(python), *arguments])
+    _output([*command, "--python", str(python), *arguments])
 
 
 def _read(python: Path, code: Path) -> dict[str, Any]:
     """Run the reader with the release's code."""
     environment = {"PYTHONPATH": str(code), "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONSAFEPATH": "1"}
     environment["HF_HUB_OFFLINE"] = "1"
-    output = _run([str(python), str(READER)], os.environ | environment)
+    output = _output([str(python), str(READER)], os.environ | environment)
     table: dict[str, Any] = json.loads(output.splitlines()[-1])
     return table
 
 
-def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
+def _output(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -144,4 +145,4 @@ def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(run(main))
