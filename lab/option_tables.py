@@ -20,13 +20,16 @@ from typing import Any
 
 from packaging.metadata import Metadata
 
+from fp8fleet import catalog
 from fp8fleet.errors import CheckFailed
 from fp8fleet.output import leave, run
 from lab import wheels
 from lab.processes import say
 from lab.site import cache_dir
 
-RELEASES = ("0.19.1", "0.21.0", "0.23.0", "0.32.0", "0.33.0")
+WITHOUT = ("0.6.3",)
+"""Its parser is another, and its YAML files cannot switch a flag on."""
+RELEASES = [name for name in catalog.newest_first("vllm") if name not in WITHOUT]
 TABLES = Path(__file__).resolve().parent.parent / "fp8fleet" / "catalog" / "serve"
 READER = Path(__file__).with_name("option_reader.py")
 
