@@ -232,6 +232,12 @@ class _Judge:
             return self._list(option, facts, value)
         if value is True:
             return None if facts.nargs in ("?", "*") else self._bad(option, value, _expected(facts))
+        unknown = [key for key in _map(value) if facts.keys and key not in facts.keys]
+        if unknown:
+            return _fault(
+                option, "bad-value", f"{self._title} has no {_shown(unknown[0])} in it",
+                f"leave that out; it has {_some(facts.keys)}",
+            )  # fmt: skip
         text = "{}" if isinstance(value, dict) else _text(value)
         return None if fits(facts, text) else self._bad(option, value, _expected(facts))
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 import tempfile
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -54,7 +55,7 @@ def main() -> int:
         names = [text[2:] for text in texts if text.startswith("--")]
         if not isinstance(action, argparse._HelpAction):
             short = [text[1:] for text in texts if not text.startswith("--")]
-            options[names[0]] = _option(action, parser, names, short) | _later(action)
+            options[names[0]] = _option(action, parser, names, short) | _later(action, parser)
     _quantization(options["quantization"])
     major = int(transformers.__version__.split(".")[0])
     report = {"false": _false(parser), "transformers": major, "options": options}
@@ -153,7 +154,7 @@ def _plain(default: Any) -> Any:
     return None
 
 
-def _later(action: argparse.Action) -> dict[str, Any]:
+def _later(action: argparse.Action, parser: Any) -> dict[str, Any]:
     """What the config class that the option is for says of its values, beyond the parser."""
     origin = action.help
     if not isinstance(origin, Origin):
@@ -176,6 +177,9 @@ def _later(action: argparse.Action) -> dict[str, Any]:
     }
     if words and action.choices is None and _refuses_other_words(origin):
         return bounds | {"later": sorted(words)}
+    parts = [part for part in (field.annotation, *get_args(field.annotation)) if is_dataclass(part)]
+    if parts and _takes(action, parser, ("{}",)) and not _takes(action, parser, ('{"x": 1}',)):
+        return bounds | {"keys": sorted(part.name for part in fields(parts[0]) if part.init)}
     return bounds
 
 

@@ -197,6 +197,8 @@ class OptionFacts(BaseModel):
     deprecated: bool = False
     later: tuple[str, ...] = ()
     """Values that the config accepts, where the parser takes any text."""
+    keys: tuple[str, ...] = ()
+    """All that a map may have as keys; empty: anything."""
     deprecated_values: tuple[str, ...] = ()
     online: tuple[str, ...] = ()
     """Methods that quantize a BF16 checkpoint while it is loaded."""

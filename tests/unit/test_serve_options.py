@@ -205,6 +205,15 @@ def test_a_refused_value_says_what_is_expected() -> None:
     assert finding.remedy.startswith("leave it out (auto)")
 
 
+def test_a_map_has_only_the_keys_that_the_release_knows() -> None:
+    assert judge("0.33.0", {"compilation-config": {"cudagraph_mode": "FULL"}}) == ()
+    for value in ({"level": 3}, '{"level": 3}'):
+        finding = only("0.33.0", {"compilation-config": value})
+        assert "vLLM 0.33.0 has no 'level' in it" in finding.message
+        assert "cudagraph_mode, " in finding.remedy
+    assert judge("0.33.0", {"hf-overrides": {"anything": {"level": 3}}}) == ()
+
+
 def test_a_yaml_list_for_a_json_option_is_told_to_be_json() -> None:
     finding = only(NEW, {"allowed-origins": ["*"]})
     assert finding.remedy == "write the list as JSON in quotes: '[\"*\"]'"

@@ -69,8 +69,8 @@ def test_the_guides_line_keeps_what_is_right_and_tells_each_wrong_part() -> None
         ("-O3", {"optimization-level": "3"}),
         ("-O=3", {"optimization-level": "3"}),
         (
-            "--compilation-config.cudagraph_mode FULL --compilation-config.x.y=1",
-            {"compilation-config": {"cudagraph_mode": "FULL", "x": {"y": 1}}},
+            "--compilation-config.cudagraph_mode FULL --compilation-config.pass_config.y=1",
+            {"compilation-config": {"cudagraph_mode": "FULL", "pass_config": {"y": 1}}},
         ),
         ("--chat-template '/a b/c.jinja'", {"chat-template": "/a b/c.jinja"}),
         ("\\\n  --max-num-seqs \\\r\n 8", {"max-num-seqs": 8}),
