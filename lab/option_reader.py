@@ -116,7 +116,9 @@ def _option(
         entry["optional"] = (None in action.choices) if action.choices else None
         entry["nargs"] = action.nargs
     entry["default"] = default
-    entry["deprecated"] = getattr(action, "deprecated", False) or action in _deprecated(parser)
+    # argparse's own mark is used by no release so far; all say it in the help
+    marked = getattr(action, "deprecated", False) or "is deprecated" in (action.help or "")
+    entry["deprecated"] = marked
     kept = {key: value for key, value in entry.items() if value is not None and value != []}
     return {key: value for key, value in kept.items() if key == "default" or value is not False}
 
@@ -127,11 +129,6 @@ def _sets(action: argparse.Action, parser: Any, text: str) -> Any:
     with contextlib.redirect_stdout(sys.stderr):
         action(parser, namespace, [], text)
     return getattr(namespace, action.dest)
-
-
-def _deprecated(parser: Any) -> Any:
-    """Before Python 3.13 the release's parser keeps them itself."""
-    return getattr(parser, "_deprecated", ())
 
 
 def _takes(action: argparse.Action, parser: Any, texts: tuple[str, ...]) -> bool:

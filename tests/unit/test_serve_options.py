@@ -124,6 +124,11 @@ def test_disable_log_requests_came_back(release: str, accepted: bool) -> None:
     assert (errors(release, {"disable-log-requests": True}) == []) == accepted
 
 
+def test_a_deprecated_option_is_warned_of() -> None:
+    finding = only("0.33.0", {"log-config-file": "/etc/log.json"})
+    assert (finding.severity, finding.code) == ("warning", "deprecated")
+
+
 # Values
 
 
