@@ -2,7 +2,7 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-unit test-long check bench locks docs clean
+.PHONY: demo test test-unit test-long check bench locks tables docs clean
 
 demo: $(VENV)/ready  ## a served model on a host made on this machine
 	$(PY) -m lab.demo
@@ -29,6 +29,9 @@ bench: $(VENV)/ready  ## the figures of the docs, measured here
 
 docs: $(VENV)/ready  ## the pages that are generated from the code
 	$(PY) -m fp8fleet.inventory_docs
+
+tables: $(VENV)/ready  ## fp8fleet/catalog/serve anew, from the releases' own argument parsers
+	$(PY) -m lab.option_tables
 
 # Those of the hosts: tools.txt and conda.txt by the command in their first lines, the engines' by
 # `fp8fleet lock`, the lab's by `python -m lab.wheels --relock`.

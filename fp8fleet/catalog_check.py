@@ -7,9 +7,9 @@ preflight again with the driver that a host really has.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -45,8 +45,6 @@ class Target:
     fp8_block: bool = False
     """Whether a block-FP8 checkpoint is served."""
     kv_cache_dtype: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the servers, by their long names without dashes."""
     validated: tuple[Combination, ...] = ()
 
 
@@ -96,7 +94,7 @@ def newest_fitting(distribution: str, target: Target) -> str | None:
 def advice(name: str, target: Target) -> str:
     """One line: the newest release that fits, or what would have to change for one to fit."""
     distribution = _distribution_for(name, target)
-    target = replace(target, options={}, kv_cache_dtype=None)  # easier to change than a release
+    target = replace(target, kv_cache_dtype=None)  # easier to change than a release
     found = newest_fitting(distribution, target)
     if found:
         return f"the newest that fits is {found}"
@@ -316,19 +314,6 @@ def _kv_cache(name: str, release: Release, target: Target) -> Iterator[Verdict]:
         )
 
 
-def _options(name: str, release: Release, target: Target) -> Iterator[Verdict]:
-    del release
-    version = catalog.release_version(name)
-    for option in target.options:
-        known = catalog.serve_options().get(option)
-        if known and not known.is_accepted(version):
-            yield _error(
-                "option",
-                f"option {option!r}: {title(name)} has no --{option}",
-                f"write instead {known.instead}",
-            )
-
-
 def _validated(name: str, release: Release, target: Target) -> Iterator[Verdict]:
     """A site's own table; it only warns, since nobody outside the site can verify it."""
     if not target.validated:
@@ -356,7 +341,6 @@ GATES: tuple[Gate, ...] = (
     _gemma4,
     _fp8_block,
     _kv_cache,
-    _options,
     _validated,
 )
 

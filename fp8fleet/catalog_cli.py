@@ -134,11 +134,14 @@ def _texts() -> Iterable[tuple[str, _Texts]]:
         for n, p in catalog.platforms().items()
     ]
     yield "platform", platforms
-    options: _Texts = [
-        (n, [f"accepted by {' or '.join(o.accepted) or 'no release'}; instead {o.instead}"])
-        for n, o in catalog.serve_options().items()
-    ]
+    options: _Texts = [(n, _past(n, o)) for n, o in catalog.serve_options().items()]
     yield "options of vllm serve that come and go", options
+
+
+def _past(name: str, option: catalog.ServeOption) -> list[str]:
+    having = [v for v, table in catalog.option_tables().items() if name in table.names]
+    lines = [f"releases whose table has it: {', '.join(having) or 'none'}"]
+    return [*lines, f"instead {option.instead}"] if option.instead else lines
 
 
 def _release(release: catalog.Release) -> list[str]:

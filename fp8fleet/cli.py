@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fp8fleet import catalog_cli, hostcli, probe_cli
+from fp8fleet import catalog_cli, hostcli, probe_cli, translate_cli
 from fp8fleet.errors import OperatorError
 from fp8fleet.fetch import human_bytes, standard_reporter
 from fp8fleet.inventory import load_fleet, parse_data
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     lock.set_defaults(func=_lock)
     catalog_cli.register(subparsers)
     probe_cli.register(subparsers)
+    translate_cli.register(subparsers)
     hostcli.register(subparsers)
     _register_manifest(subparsers)
     _register_lab(subparsers)

@@ -275,13 +275,13 @@ class InstanceSpec(Spec):
         for key in self.options:
             if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key):
                 raise ValueError(f"option {key!r}: write it as vLLM's long option without dashes")
-        owned = sorted(_OWNED_OPTIONS.keys() & self.options.keys())
+        owned = sorted(OWNED_OPTIONS.keys() & self.options.keys())
         if owned:
-            raise ValueError(f"option {owned[0]!r} is set from {_OWNED_OPTIONS[owned[0]]}")
+            raise ValueError(f"option {owned[0]!r} is set from {OWNED_OPTIONS[owned[0]]}")
         return self
 
 
-_OWNED_OPTIONS = {
+OWNED_OPTIONS = {
     "model": "model_manifest",
     "config": "the instance itself",
     "host": "service_address",
@@ -300,7 +300,7 @@ _OWNED_OPTIONS = {
 }
 
 
-_OWNED_VARIABLES = {
+OWNED_VARIABLES = {
     "VLLM_API_KEY": "api_key",
     "CUDA_VISIBLE_DEVICES": "the instances' devices",
     "ASCEND_RT_VISIBLE_DEVICES": "the instances' devices",
@@ -805,8 +805,8 @@ class HostSpec(Spec):
             raise ValueError("one of conda_frontend_url and conda_frontend_path is needed")
 
     def _check_environment(self) -> None:
-        for name in sorted(_OWNED_VARIABLES.keys() & self.engine_environment.keys()):
-            raise ValueError(f"engine_environment: {name} is set from {_OWNED_VARIABLES[name]}")
+        for name in sorted(OWNED_VARIABLES.keys() & self.engine_environment.keys()):
+            raise ValueError(f"engine_environment: {name} is set from {OWNED_VARIABLES[name]}")
 
     def _check_cmake(self) -> None:
         if bool(self.cmake_archive_url) != bool(self.cmake_sha256):

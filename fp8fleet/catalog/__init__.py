@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -174,13 +175,19 @@ class Installer(_Entry):
 
 
 class ServeOption(_Entry):
-    """An option of ``vllm serve`` that not every release has."""
+    """What no table says of an option of ``vllm serve``: its past, what to write instead."""
 
-    accepted: tuple[str, ...] = ()
-    instead: str
+    accepted: tuple[str, ...] | None = None
+    """Releases that take it, any of the ranges; it tells of those without a table. Empty: none,
+    missing: not known."""
+    instead: str | None = None
+    values: dict[str, str] = {}
+    """What to do in place of a value that no release takes."""
 
     def is_accepted(self, release: str) -> bool:
-        """Whether vLLM ``release`` takes the option."""
+        """Whether vLLM ``release`` takes the option, as far as is known."""
+        if self.accepted is None:
+            return True
         return any(SpecifierSet(part).contains(release) for part in self.accepted)
 
 
@@ -221,6 +228,66 @@ class Speed(_Entry):
     confirmed_budget: int
     smallest_budget: int
     short_prompt: int
+
+
+class OptionFacts(BaseModel):
+    """An option of ``vllm serve`` as a release's parser and config classes have it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    aliases: tuple[str, ...] = ()
+    """Further long names, without dashes."""
+    denials: tuple[str, ...] = ()
+    """Long names that set the flag to the contrary."""
+    short: tuple[str, ...] = ()
+    flag: bool = False
+    """It takes no value."""
+    takes: tuple[str, ...] = ()
+    """Kinds of values (see lab/option_reader.py); empty: any text."""
+    choices: tuple[int | str, ...] = ()
+    optional: bool = False
+    """Whether ``None`` is one of the choices."""
+    nargs: int | str | None = None
+    default: bool | int | float | str | tuple[str, ...] | None = None
+    """None: none, or one that is found when the server starts."""
+    deprecated: bool = False
+    later: tuple[str, ...] = ()
+    """Values that the config accepts, where the parser takes any text."""
+    keys: tuple[str, ...] = ()
+    """All that a map may have as keys; empty: anything."""
+    deprecated_values: tuple[str, ...] = ()
+    online: tuple[str, ...] = ()
+    """Methods that quantize a BF16 checkpoint while it is loaded."""
+    replacing: tuple[str, ...] = ()
+    """Methods that may take the place of the one that a checkpoint names."""
+    above: int | float | None = None
+    at_least: int | float | None = None
+    below: int | float | None = None
+    at_most: int | float | None = None
+
+
+class OptionTable(_Entry):
+    """The options of ``vllm serve`` of one release."""
+
+    false: Literal["denied", "ignored"]
+    """What becomes of ``x: false`` in a file of options: ``--no-x``, or nothing."""
+    transformers: int
+    """First number of the transformers release that is installed with it."""
+    options: dict[str, OptionFacts]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Every long name, aliases and denials too, and the option it belongs to."""
+        return {
+            spelling: name
+            for name, facts in self.options.items()
+            for spelling in (name, *facts.aliases, *facts.denials)
+        }
+
+    @cached_property
+    def short_names(self) -> dict[str, str]:
+        """The names after one dash, and the option each belongs to."""
+        return {short: name for name, facts in self.options.items() for short in facts.short}
 
 
 E = TypeVar("E", bound=_Entry)
@@ -285,7 +352,7 @@ def installers() -> dict[str, Installer]:
 
 @cache
 def serve_options() -> dict[str, ServeOption]:
-    """Options of ``vllm serve`` that come and go, by their long names without dashes."""
+    """Options of ``vllm serve`` with a history, by their long names without dashes."""
     return _load("options", ServeOption)
 
 
@@ -300,6 +367,43 @@ def measured_speed() -> Speed:
     """The measurement that all estimates of speed start from."""
     (speed,) = _load("speed", Speed).values()
     return speed
+
+
+def option_tables() -> dict[str, OptionTable]:
+    """The options of ``vllm serve`` by vLLM version, the oldest first."""
+    tables = {}
+    for file in (resources.files(__package__) / "serve").iterdir():
+        where = f"catalog/serve/{file.name}"
+        try:
+            table = OptionTable.model_validate(parse_toml(file.read_text(encoding="utf-8"), where))
+        except ValidationError as error:
+            raise OperatorError(f"{where}: {error}") from None
+        tables[file.name.removesuffix(".toml")] = table
+    return dict(sorted(tables.items(), key=lambda item: Version(item[0])))
+
+
+def option_tables_for(version: str) -> tuple[dict[str, OptionTable], bool]:
+    """The tables by which the options of a vLLM version are judged.
+
+    Returns:
+        Its own; or the nearest older and the nearest newer one, as far as there are any; and
+        whether it is its own.
+    """
+    tables = option_tables()
+    if version in tables:
+        return {version: tables[version]}, True
+    older = [name for name in tables if Version(name) < Version(version)]
+    newer = [name for name in tables if Version(name) > Version(version)]
+    return {name: tables[name] for name in (*older[-1:], *newer[:1])}, False
+
+
+def vllm_version(name: str) -> str:
+    """The version of vLLM itself in a release; a plugin's release names it as a requirement."""
+    for constraint in releases()[name].constraints:
+        requirement = Requirement(constraint)
+        if requirement.name == "vllm":
+            return next(iter(requirement.specifier)).version
+    return release_version(name)
 
 
 def release_version(name: str) -> str:

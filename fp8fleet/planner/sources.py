@@ -15,7 +15,7 @@ from fp8fleet.catalog_check import Combination, Target, advice, check, is_fp8_bl
 from fp8fleet.errors import OperatorError
 from fp8fleet.headers import HEADERS, Header, HeaderError, read_headers
 from fp8fleet.inventory import Fleet, FleetHost
-from fp8fleet.locks import pinned_part, read_lock
+from fp8fleet.locks import Lock, pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.measured import MEASURED, read_measured
 from fp8fleet.planner.budget import check_shared_devices
@@ -26,6 +26,7 @@ from fp8fleet.planner.servers import instance_plan
 from fp8fleet.planner.serving import Serving
 from fp8fleet.planner.workload import Model, decide
 from fp8fleet.quantized import CONFIG
+from fp8fleet.serve_options import Checkpoint, checkpoint_of, judge
 from fp8fleet.spec import HostSpec
 from fp8fleet.stored import StoredCheckpoint, read_config, stored_checkpoint
 
@@ -46,13 +47,14 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         path = root / spec.model_manifest
         manifest = load_manifest(path)
         target = _target_of(spec, manifest)
+        lock = read_lock(root / spec.engine_requirements)
+        warnings = _check_options(spec, lock, checkpoint_of(path, manifest))
         topology = declared_devices(spec, root)
         headers = _headers(path)
         checkpoint = _checkpoint(path)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
-        notes = _check_release(decision.spec, target)
-        lock = read_lock(root / spec.engine_requirements)
+        notes = _check_release(decision.spec, target) + warnings
         have = lock.versions.get(release.distribution)
         if have != catalog.release_version(spec.engine_release):
             raise OperatorError(
@@ -175,13 +177,35 @@ def _check_release(spec: HostSpec, target: Target) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for instance in spec.instances:
         dtype = instance.options.get("kv-cache-dtype")
-        own = replace(
-            target, kv_cache_dtype=str(dtype) if dtype else None, options=instance.options
-        )
+        own = replace(target, kv_cache_dtype=str(dtype) if dtype else None)
         for verdict in check(spec.engine_release, own):
             if verdict.severity == "error":
                 raise OperatorError(f"{verdict} ({advice(spec.engine_release, own)})")
             notes[str(verdict)] = None
+    return tuple(notes)
+
+
+def _check_options(spec: HostSpec, lock: Lock, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Refuse options that the release refuses, ignores, or that contradict the checkpoint.
+
+    Returns:
+        The warnings.
+    """
+    assert spec.engine_release
+    major = lock.versions.get("transformers", "").partition(".")[0]
+    notes: dict[str, None] = {}
+    for instance in spec.instances:
+        for finding in judge(
+            spec.engine_release,
+            instance.options,
+            checkpoint,
+            int(major) if major.isdigit() else None,
+            spec.accelerator,
+        ):
+            text = f"{finding.message}: {finding.remedy}"
+            if finding.severity == "error":
+                raise OperatorError(f"instance {instance.name}: {text}")
+            notes[text] = None
     return tuple(notes)
 
 

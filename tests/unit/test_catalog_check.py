@@ -154,25 +154,6 @@ def test_an_fp8_cache_needs_capability_8_9(
     assert fits("0.33.0", target) == fitting
 
 
-@pytest.mark.parametrize(
-    ("option", "release", "fitting"),
-    [
-        ("rope-theta", "0.6.3", True),
-        ("rope-theta", "0.17.0", False),
-        ("disable-log-requests", "0.17.0", True),
-        ("disable-log-requests", "0.18.0", False),
-        ("disable-log-requests", "0.32.0", False),
-        ("disable-log-requests", "0.33.0", True),
-        ("dry-run", "0.6.3", False),
-        ("swap-space", "0.23.0", False),
-        ("max-model-len", "0.33.0", True),
-    ],
-)
-def test_options_come_and_go(option: str, release: str, fitting: bool) -> None:
-    target = Target("ubuntu-22.04", options={option: 1})
-    assert fits(release, target) == fitting
-
-
 def test_a_sites_table_warns_of_what_is_not_in_it_and_never_refuses() -> None:
     line = Combination("580.95.05", "0.33.0", "13.0")
     assert check("0.33.0", replace(UBUNTU, validated=(line,))) == ()

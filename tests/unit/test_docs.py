@@ -32,9 +32,10 @@ NOT_KEYS = {"block_size", "block_structure", "x86_64"} | {
         "httpd_can_network_relay",
         "httpd_setrlimit",
     ),
+    *("rope_theta", "rope_parameters", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel"),
     *("http_port_t", "worker_rlimit_nofile", "bin_t", "initrc_t", "unconfined_service_t"),
 }
-"""Words of checkpoints, processors and SELinux's policy that look like keys."""
+"""Words of checkpoints, vLLM, processors and SELinux's policy that look like keys."""
 FOREIGN = {"pyinfra does not connect", "What vLLM says", "pyinfra 无法连接", "vLLM 的消息"}
 """Sections of the troubleshooting page whose messages are not ours."""
 FOREIGN_MESSAGES = re.compile(

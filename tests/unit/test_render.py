@@ -32,8 +32,10 @@ from fleets import INSTANCE, REPO, Site, file_text
 from matrices import BRIDGED
 
 from fp8fleet import render
+from fp8fleet.catalog import OptionFacts, option_tables
 from fp8fleet.manifest import load_manifest
 from fp8fleet.plan import FleetPlan, HostPlan
+from fp8fleet.spec import OWNED_OPTIONS
 from lab.site import cache_dir
 
 GOLDEN = REPO / "tests/data/golden"
@@ -186,16 +188,27 @@ def test_yaml_gives_back_the_options_with_their_types(seed: int) -> None:
 
 
 def test_an_option_of_the_inventory_arrives_whatever_it_holds(site: Site) -> None:
-    options = option_values(3)
+    names = [n for n, facts in option_tables()["0.33.0"].options.items() if free(n, facts)]
+    held = [value for value in option_values(3).values() if isinstance(value, str | dict)]
+    held = [value for value in held if not str(value).startswith("-")]  # vLLM reads an option
+    options = dict(zip(names, held, strict=False))
+    assert len(options) > 20
     site.serving["instances"] = [{**INSTANCE, "options": options}]
     landed = yaml.safe_load(site.content("/etc/fp8fleet/instances/main.yaml"))
     assert {key: landed[key] for key in options} == options
 
 
+def free(name: str, facts: OptionFacts) -> bool:
+    """Whether an option takes any text."""
+    checked = facts.flag or facts.takes or facts.choices or facts.later or facts.nargs
+    return not checked and name not in OWNED_OPTIONS
+
+
 def test_options_keep_the_order_of_the_inventory(site: Site) -> None:
-    site.serving["instances"] = [{**INSTANCE, "options": {"z": 1, "a": 2, "m": 3}}]
+    options = {"seed": 1, "block-size": 16, "max-num-seqs": 3}
+    site.serving["instances"] = [{**INSTANCE, "options": options}]
     keys = list(yaml.safe_load(site.content("/etc/fp8fleet/instances/main.yaml")))
-    assert keys[-3:] == ["z", "a", "m"]
+    assert keys[-3:] == ["seed", "block-size", "max-num-seqs"]
 
 
 # TOML

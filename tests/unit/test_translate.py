@@ -1,0 +1,254 @@
+"""Command lines of `vllm serve` become options of the inventory; what was wrong is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fp8fleet.cli import main
+from fp8fleet.errors import OperatorError
+from fp8fleet.serve_options import Checkpoint
+from fp8fleet.translate import translate
+
+NEW = "0.33.0"
+MODEL = "vllm serve /models/m"
+GUIDE = """\
+CUDA_VISIBLE_DEVICES=0,1 vllm serve /models/gemma-4-31b-fp8 \\
+  --host 0.0.0.0 --port 8000 --api-key sk-VERYSECRET \\
+  --tensor_parallel_size=2 \\
+  --quantization fp8 --kv-cache-dtype fp16 --enforce-eager \\
+  --rope-theta 500000 --swap-space 4 --dry-run \\
+  --max-model-len 32k --max-num-seqs 64 --gpu-memory-utilization 1.5 \\
+  --hf-overrides '{"rope_theta": 500000}' --disable-log-requests > vllm.log 2>&1 &
+"""
+
+
+def options_of(line: str, release: str = NEW) -> dict[str, Any]:
+    done = translate(line, release)
+    assert done.findings == []
+    return done.options
+
+
+def codes(line: str, release: str = NEW, checkpoint: Checkpoint | None = None) -> list[str]:
+    return [finding.code for finding in translate(line, release, checkpoint).findings]
+
+
+def test_the_guides_line_keeps_what_is_right_and_tells_each_wrong_part() -> None:
+    done = translate(GUIDE, "0.23.0", Checkpoint("compressed-tensors-fp8-block", "bfloat16"))
+    assert done.options == {"enforce-eager": True, "max-model-len": "32k", "max-num-seqs": 64}
+    told = {finding.message.split(":")[0] for finding in done.findings}
+    named = [
+        "host", "port", "api-key", "tensor-parallel-size", "quantization", "kv-cache-dtype",
+        "enforce-eager", "rope-theta", "swap-space", "dry-run", "gpu-memory-utilization",
+        "hf-overrides", "disable-log-requests",
+    ]  # fmt: skip
+    assert told >= {f"option {name!r}" for name in named}
+    assert len(done.findings) == len(named) + 2  # the variable and the redirection
+    assert done.corrected
+    assert "VERYSECRET" not in "".join(finding.line for finding in done.findings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("", {}),
+        ("--max-model-len 32768", {"max-model-len": 32768}),
+        ("--max_model_len=32768", {"max-model-len": 32768}),
+        ("--max-model-len -1", {"max-model-len": -1}),
+        ("--max-model-len 32k", {"max-model-len": "32k"}),
+        ("--gpu-memory-utilization .9", {"gpu-memory-utilization": 0.9}),
+        ("--enable-prefix-caching", {"enable-prefix-caching": True}),
+        ("--no-enable-prefix-caching", {"no-enable-prefix-caching": True}),
+        ('--hf-overrides \'{"a": {"b": 1}}\'', {"hf-overrides": {"a": {"b": 1}}}),
+        ("--allowed-origins '[\"*\"]'", {"allowed-origins": '["*"]'}),
+        ("--lora-modules a=/x b=/y", {"lora-modules": ["a=/x", "b=/y"]}),
+        ("-q fp8_per_tensor", {"quantization": "fp8_per_tensor"}),
+        ("-O3", {"optimization-level": "3"}),
+        ("-O=3", {"optimization-level": "3"}),
+        (
+            "--compilation-config.cudagraph_mode FULL --compilation-config.pass_config.y=1",
+            {"compilation-config": {"cudagraph_mode": "FULL", "pass_config": {"y": 1}}},
+        ),
+        ("--chat-template '/a b/c.jinja'", {"chat-template": "/a b/c.jinja"}),
+        ("\\\n  --max-num-seqs \\\r\n 8", {"max-num-seqs": 8}),
+    ],
+)
+def test_what_is_right_is_taken_as_it_is(arguments: str, options: dict[str, Any]) -> None:
+    assert options_of(f"{MODEL} {arguments}") == options
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve m",
+        "/opt/vllm/bin/vllm serve m",
+        "exec vllm serve m",
+        "python -m vllm.entrypoints.openai.api_server",
+        "/usr/bin/python3.12 -m vllm.entrypoints.openai.api_server",
+    ],
+)
+def test_every_way_to_start_the_server_is_known(command: str) -> None:
+    assert options_of(f"{command} --max-num-seqs 8") == {"max-num-seqs": 8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ("--model m2", "model_manifest"),
+        ("--host ::", "service_address"),
+        ("-tp 2", "tensor_parallel_size"),
+        ("--served-model-name a b", "served_model_name"),
+        ("--api_key=k", "api_key"),
+        ("--hf-token k", "model_token"),
+    ],
+)
+def test_what_the_inventory_owns_is_left_out_with_its_key(arguments: str, key: str) -> None:
+    done = translate(f"{MODEL} {arguments} --seed 1", NEW)
+    assert done.options == {"seed": 1}
+    (finding,) = done.findings
+    assert (finding.code, key in finding.remedy, done.corrected) == ("inventory", True, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "options"),
+    [
+        ("--gpu-memory-utilisation 0.9", "unknown-option", {"gpu-memory-utilization": 0.9}),
+        ("--max-num-batched 8k", "abbreviated-option", {"max-num-batched-tokens": "8k"}),
+        ("--nothing-like-it 3", "unknown-option", {}),
+        ("--enforce-eagr", "unknown-option", {"enforce-eager": True}),
+        ("--enable-prefix-caching=false", "bad-value", {"enable-prefix-caching": False}),
+        ("--max-num-seqs 8 --max_num_seqs 9", "option-twice", {"max-num-seqs": 9}),
+        ("--max-num-seqs", "bad-value", {}),
+        ("--max-num-seqs --seed 1", "bad-value", {"seed": 1}),
+        ("stray --seed 1", "stray-word", {"seed": 1}),
+        ("-z 1", "unknown-option", {}),
+        ("--seed 1 | tee log", "shell", {"seed": 1}),
+    ],
+)
+def test_a_wrong_part_is_put_right_or_left_out(
+    arguments: str, code: str, options: dict[str, Any]
+) -> None:
+    done = translate(f"{MODEL} {arguments}", NEW)
+    assert done.options == options
+    assert code in [finding.code for finding in done.findings]
+    assert done.corrected
+
+
+def test_what_takes_the_place_of_a_wrong_option_is_judged_too() -> None:
+    done = translate(f"{MODEL} --gpu-memory-utilisation 1.5", NEW)
+    assert [finding.code for finding in done.findings] == ["unknown-option", "bad-value"]
+    assert done.options == {}
+
+
+def test_false_is_written_so_that_an_older_release_reads_it() -> None:
+    done = translate(f"{MODEL} --enable-prefix-caching=false", "0.23.0")
+    assert done.options == {"no-enable-prefix-caching": True}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{MODEL} --api-key S3CRET",
+        f"{MODEL} --api-key=S3CRET",
+        f"{MODEL} --api_key S3CRET S3CRET2",
+        f"{MODEL} --api-k S3CRET",
+        f"{MODEL} --apikey S3CRET",
+        f"{MODEL} --hf-token S3CRET",
+        f"VLLM_API_KEY=S3CRET HF_TOKEN=S3CRET {MODEL}",
+        f"{MODEL} x S3CRET",
+        f"{MODEL} --api-key 'S3CRET",
+        f"{MODEL} -S3CRET%",
+    ],
+)
+def test_a_secret_is_never_repeated(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", line]) in (1, 2)
+    captured = capsys.readouterr()
+    assert "S3CRET" not in captured.out + captured.err
+    assert captured.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        " ",
+        "ls -l",
+        "vllm",
+        "vllm bench serve",
+        "python -m http.server",
+        "vllm serve 'open",
+        "docker run --gpus all vllm/vllm-openai --model m",
+        "\0",
+        "A=1",
+        "| vllm serve m",
+    ],
+)
+def test_what_is_no_command_line_of_the_server_is_refused(line: str) -> None:
+    with pytest.raises(OperatorError, match="vllm serve MODEL") as refusal:
+        translate(line, NEW)
+    assert refusal.value.exit_code == 2
+
+
+# The command
+
+
+def test_the_yaml_stands_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", GUIDE, "--release", "0.23.0"]) == 1
+    captured = capsys.readouterr()
+    assert yaml.safe_load(captured.out)["max-num-seqs"] == 64
+    assert all(line.startswith(("error: ", "warning: ")) for line in captured.err.splitlines())
+
+
+def test_nothing_to_correct_is_exit_code_0_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", f"{MODEL} --max-num-seqs 8"]) == 0
+    captured = capsys.readouterr()
+    assert (yaml.safe_load(captured.out), captured.err) == ({"max-num-seqs": 8}, "")
+
+
+def test_a_warning_corrects_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", f"{MODEL} --enforce-eager"]) == 0
+    assert capsys.readouterr().err.startswith("warning: option 'enforce-eager'")
+
+
+def test_a_named_model_is_judged_by_its_stored_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models" / "m"
+    folder.mkdir(parents=True)
+    digest = "0" * 64
+    (folder / "manifest.toml").write_text(
+        'name = "m"\nrevision = "1"\n[[files]]\npath = "config.json"\nsize = 2\n'
+        f'sha256 = "{digest}"\n'
+    )
+    (folder / "config.json").write_text(
+        '{"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8",'
+        ' "weight_block_size": [128, 128]}}'
+    )
+    monkeypatch.chdir(tmp_path)
+    line = f"{MODEL} --quantization compressed-tensors"
+    assert main(["translate", line, "--model", "m"]) == 1
+    assert "contradicts the checkpoint, which is fp8-block" in capsys.readouterr().err
+    (folder / "config.json").write_text("{")
+    assert main(["translate", line, "--model", "m"]) == 2
+    assert "config.json: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--release", "9.9"], "--release 9.9: unknown; known are "),
+        (["--model", "nope"], "models/nope/manifest.toml: no such manifest"),
+        (["--model", "../x"], "--model '../x': it becomes a directory's name"),
+    ],
+)
+def test_an_unknown_release_or_model_is_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", MODEL, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {message}")
+    assert captured.err.count("\n") == 1
