@@ -369,6 +369,7 @@ def measured_speed() -> Speed:
     return speed
 
 
+@cache
 def option_tables() -> dict[str, OptionTable]:
     """The options of ``vllm serve`` by vLLM version, the oldest first."""
     tables = {}
