@@ -189,6 +189,11 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
         key = str(detail["loc"][0]) if detail["loc"] else ""
         where = _origin(inventory, host, key) if key in values else f"host {host.name}"
         raise OperatorError(f"{path}: {where}: {_message(detail)}") from None
+    if host.data.get("ssh_user") == spec.service_user:
+        raise OperatorError(
+            f"{path}: {_origin(inventory, host, 'ssh_user')}: ssh_user = {spec.service_user!r}: is"
+            " service_user too, which fp8fleet makes without a shell: name another service_user"
+        )
     fleet_host = FleetHost(
         host.name,
         tuple(host.groups),

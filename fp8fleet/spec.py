@@ -346,7 +346,9 @@ class HostSpec(Spec):
         " device_count; not used where topology is set.",
     )
     service_user: LinuxUser = Field(
-        default="vllm", description="System user, without a shell, that runs the servers."
+        default="vllm",
+        description="System user, without a shell, that runs the servers: one that fp8fleet makes,"
+        " nobody else's account.",
     )
     install_directory: OwnDirectory = Field(
         default="/opt/fp8fleet", description="Where environments and tools are installed."

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pyinfra.api import FactBase
 
+from fp8fleet.accounts import Account, group_id, passwd_account
 from fp8fleet.plan import NVIDIA_UNIT, PERSISTENCE_UNIT, STATE_DIRECTORY, HostPlan
 from roles.facts import PathState, PathStates
 
@@ -118,15 +119,6 @@ class KernelParameters(FactBase[dict[str, KernelParameter]]):
 
 
 @dataclass(frozen=True)
-class Account:
-    """A user: its primary group's id, home and shell."""
-
-    gid: str
-    home: str
-    shell: str
-
-
-@dataclass(frozen=True)
 class Unit:
     """A systemd unit as ``systemctl show`` tells it."""
 
@@ -192,14 +184,12 @@ class HostState(FactBase[HostFacts]):
 
     def process(self, output: list[str]) -> HostFacts:
         parts = _parts(output)
-        user = next((line.split(":") for line in parts.get("user", ())), None)
-        group = next((line.split(":") for line in parts.get("group", ())), None)
         return HostFacts(
             paths=PathStates().process(parts.get("paths", [])),
             packages=InstalledPackages().process(parts.get("packages", [])),
             parameters=KernelParameters().process(parts.get("parameters", [])),
-            user=Account(user[3], user[5], user[6]) if user else None,
-            group=group[2] if group else None,
+            user=passwd_account(parts.get("user", ())),
+            group=group_id(parts.get("group", ())),
             units=dict(_unit(line) for line in parts.get("units", ())),
             applied=_applied(parts.get("applied", ())),
             dnf_sources=tuple(parts.get("dnf", ())),

@@ -55,6 +55,7 @@ def _probe(plan: HostPlan, full: bool) -> list[str]:
         stamps=[space.stamp for space in needs.spaces if space.stamp],
         sizes=[space.path for space in needs.spaces if not space.stamp],
         ports=[planned.port for planned in needs.ports],
+        account=needs.service_user,
     )
     lines = _ask(arguments, sudo=False)
     parts = parts_of(lines)

@@ -51,6 +51,17 @@ def test_keys_of_pyinfra_itself_and_our_switches_are_no_keys_of_a_host(site: Sit
     assert site.fleet("verify=full").hosts[0].name == "gpu-1"
 
 
+def test_the_user_that_ssh_logs_in_as_is_no_service_user(site: Site) -> None:
+    site.everyone["ssh_user"] = "deploy"
+    site.serving["service_user"] = "deploy"
+    assert site.refusal().endswith(
+        "group all: ssh_user = 'deploy': is service_user too, which fp8fleet makes without a shell:"
+        " name another service_user"
+    )
+    site.serving.pop("service_user")
+    assert "--data: ssh_user = 'vllm': is service_user too" in site.refusal("ssh_user=vllm")
+
+
 def test_an_unknown_key_of_a_group_is_refused_with_the_likely_one(site: Site) -> None:
     site.serving["engine_relese"] = "0.33.0"
     message = site.refusal()

@@ -201,11 +201,14 @@ def test_the_probe_runs_to_its_end_in_every_shell(shell: list[str], tmp_path: Pa
         stamps=[f"{tmp_path}/held", f"{tmp_path}/none"],
         sizes=[str(tmp_path)],
         ports=[9],
+        account="root",
     )
     parts = parts_of(run(shell, *arguments))
     assert parts is not None
     found = read_facts(parts)
     assert found.timed_out == ()
+    assert found.account is not None
+    assert (found.account.home, found.account_group) == ("/root", "0")
     assert found.system.os_id
     assert found.system.kernel == os.uname().release
     assert found.system.architecture == os.uname().machine
