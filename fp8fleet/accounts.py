@@ -1,4 +1,4 @@
-"""The service user's account on a host, and whether fp8fleet made it: nobody else's is rewritten."""
+"""The service user's account on a host, and whether fp8fleet made it."""
 
 from __future__ import annotations
 

@@ -156,6 +156,13 @@ class Installer(_Entry):
         return bool(self.options)
 
 
+class Clock(_Entry):
+    """A program that keeps a host's clock."""
+
+    units: tuple[str, ...]
+    """Its units, by the names that distributions have for them; ``*`` stands for anything."""
+
+
 class ServeOption(_Entry):
     """An option of ``vllm serve`` that not every release has."""
 
@@ -225,6 +232,12 @@ def driver_branches() -> dict[str, DriverBranch]:
 def installers() -> dict[str, Installer]:
     """Drivers and what belongs to them, in the order in which they are installed."""
     return _load("installers", Installer)
+
+
+@cache
+def clock_units() -> tuple[str, ...]:
+    """Units of all known programs that keep the clock; ``*`` stands for anything."""
+    return tuple(unit for clock in _load("clocks", Clock).values() for unit in clock.units)
 
 
 @cache

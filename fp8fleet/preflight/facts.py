@@ -303,6 +303,7 @@ def probe_arguments(
     arguments += [f"stamp={path}" for path in stamps]
     arguments += [f"size={path}" for path in sizes]
     arguments += [f"port={port}" for port in ports]
+    arguments += [f"clock={unit}" for unit in catalog.clock_units()]
     return [*arguments, f"account={account}"] if account else arguments
 
 

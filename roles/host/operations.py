@@ -11,7 +11,7 @@ from pyinfra.api import FunctionCommand, StringCommand, operation
 from fp8fleet.accounts import COMMENT, REMEDY, Account, whose
 from fp8fleet.plan import NVIDIA_UNIT, PERSISTENCE_UNIT, STATE_DIRECTORY, UNIT_DIRECTORY, HostPlan
 from roles.host.distribution import install_command, refreshed
-from roles.host.facts import NOUVEAU, TIME_UNITS, NvidiaState
+from roles.host.facts import NOUVEAU, NvidiaState
 from roles.host.state import forget, host_facts
 from roles.operations import failed, streamed
 
@@ -124,12 +124,11 @@ def clock(plan: HostPlan) -> Iterator[StringCommand]:
         if time.digest:
             _warn("ntp_servers: a container has the clock of the machine below; nothing started")
         return
-    others = [name for name in TIME_UNITS if name != time.unit and facts.unit(name).active]
     unit = facts.unit(time.unit)
-    if others and not unit.active:
+    if facts.clocks and not unit.active:
         if time.digest:
             _warn(
-                f"{others[0]} keeps this host's clock, not {time.unit}: ntp_servers is not in"
+                f"{facts.clocks[0]} keeps this host's clock, not {time.unit}: ntp_servers is not in"
                 " force; set its servers by hand, or stop it and run again"
             )
         return

@@ -16,6 +16,7 @@ from harness import RecordedHost, asked, commands, context, host_plan, lines, pr
 from pyinfra import logger
 from pyinfra.api import FunctionCommand, StringCommand
 
+from fp8fleet import catalog
 from fp8fleet.accounts import COMMENT, Account
 from fp8fleet.plan import NVIDIA_UNIT, PERSISTENCE_UNIT, HostPlan, ServicePlan, TimePlan
 from roles.host import distribution
@@ -137,6 +138,8 @@ RECORDED = [
     "chronyd.service LoadState=not-found ActiveState=inactive UnitFileState= NeedDaemonReload=no",
     "systemd-journald.service LoadState=loaded ActiveState=active UnitFileState=static"
     " NeedDaemonReload=yes",
+    "@clocks",
+    "phc2sys@eth0.service loaded active running Synchronize system clock for eth0",
     "@applied",
     "systemd-journald.service.applied:0123",
     "@dnf",
@@ -158,6 +161,7 @@ def test_every_part_of_the_answer_is_read() -> None:
     assert found.unit("systemd-journald.service") == Unit("loaded", True, "static", True)
     assert not found.unit("never.asked").exists
     assert found.applied == {"systemd-journald.service": "0123"}
+    assert found.clocks == ("phc2sys@eth0.service",)
     assert found.dnf_sources == ("reposdir=/etc/fp8fleet/yum.repos.d",)
     assert found.container
     assert HostState().process([]) == HostFacts()
@@ -619,10 +623,10 @@ CHRONY = TimePlan("chronyd.service", "chrony", "d3")
 
 
 def test_a_host_whose_clock_is_kept_is_left_whoever_keeps_it() -> None:
-    for name in ("chrony.service", "ntpd.service"):
-        facts = HostFacts(units={name: RUNS})
+    for name in ("chrony.service", "openntpd.service", "phc2sys@eth0.service"):
+        facts = HostFacts(clocks=(name,))
         assert lines(clock, {HostState: facts}, plan=plan(time=TIMESYNCD)) == []
-    facts = HostFacts(units={TIMESYNCD.unit: RUNS})
+    facts = HostFacts(units={TIMESYNCD.unit: RUNS}, clocks=(TIMESYNCD.unit,))
     assert lines(clock, {HostState: facts}, plan=plan(time=TIMESYNCD)) == []
 
 
@@ -637,7 +641,7 @@ def test_where_nothing_keeps_the_clock_the_platforms_service_is_installed_and_st
 
 def test_the_sites_servers_restart_the_service_once() -> None:
     asked_for = plan(family="dnf", time=CHRONY)
-    facts = HostFacts(units={CHRONY.unit: RUNS})
+    facts = HostFacts(units={CHRONY.unit: RUNS}, clocks=(CHRONY.unit,))
     (start,) = lines(clock, {HostState: facts}, plan=asked_for)
     assert "systemctl restart chronyd.service" in start
     noted = replace(facts, applied={CHRONY.unit: "d3"})
@@ -655,9 +659,16 @@ def test_a_container_is_told_and_left(warnings: list[str]) -> None:
 
 
 def test_another_time_service_is_told_where_the_inventory_has_servers(warnings: list[str]) -> None:
-    facts = HostFacts(units={"ntpd.service": RUNS})
+    facts = HostFacts(clocks=("ntpd.service",))
     assert lines(clock, {HostState: facts}, plan=plan(time=CHRONY)) == []
     assert "ntpd.service keeps this host's clock, not chronyd.service" in warnings[0]
+
+
+def test_whoever_the_catalogue_knows_to_keep_a_clock_is_asked_for(path: Path) -> None:
+    program(path, "systemctl", 'case $1 in list-units) shift 4; printf "%s x x x\\n" "$@" ;; esac')
+    assert asked(HostState, plan=plan()).clocks == catalog.clock_units()
+    program(path, "systemctl", "exit 1")
+    assert asked(HostState, plan=plan()).clocks == ()
 
 
 # NVIDIA's devices

@@ -252,6 +252,17 @@ def test_a_hung_tool_does_not_hang_the_probe(tmp_path: Path) -> None:
     assert read_facts(parts).accelerators.nvidia_tool == "hung"
 
 
+def test_whoever_the_catalogue_knows_to_keep_a_clock_is_found(
+    shell: list[str], tmp_path: Path
+) -> None:
+    fake(tmp_path, "systemctl", 'case $1 in list-units) shift 4; printf "%s x x x\\n" "$@" ;; esac')
+    arguments = probe_arguments(full=False, need_root=False)
+    parts = parts_of(run(shell, *arguments, PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    assert parts is not None
+    names = [unit.removesuffix(".service") for unit in catalog.clock_units()]
+    assert read_facts(parts).clock.services == tuple(names)
+
+
 def test_the_probe_speaks_ascii_whatever_a_tool_prints(tmp_path: Path) -> None:
     fake(tmp_path, "nvidia-smi", r"printf 'NVIDIA-SMI \261\276\265\330 failed\n'; exit 9")
     parts = parts_of(run(["/bin/sh"], PATH=f"{tmp_path}:{os.environ['PATH']}"))
