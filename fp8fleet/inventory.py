@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from pyinfra.api import Inventory, State
 from pyinfra.api.exceptions import PyinfraError
@@ -24,6 +24,7 @@ from pyinfra_cli.util import parse_cli_arg
 
 from fp8fleet.errors import OperatorError
 from fp8fleet.preflight.codes import CODES
+from fp8fleet.secrets import SecretRef
 from fp8fleet.spec import GATEWAY_GROUP, HostSpec
 
 SWITCHES: dict[str, tuple[str, ...]] = {
@@ -37,7 +38,9 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """
 
 
-SSH_KEYS = tuple(sorted(ConnectorData.__annotations__))
+_SSH_TYPES: dict[str, type] = get_type_hints(ConnectorData)
+
+SSH_KEYS = tuple(sorted(_SSH_TYPES))
 """pyinfra's own keys of a connection."""
 
 
@@ -177,7 +180,7 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
         if not str(key).startswith(("_", "ssh_")) and key not in SWITCHES
     }
     _check_switches(path, inventory)
-    _check_connection(path, inventory, host)
+    check_connection(path, inventory, host)
     for key in values:
         if key not in HostSpec.model_fields:
             key = str(key)
@@ -210,6 +213,16 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
     return fleet_host
 
 
+def check_key(key: str) -> None:
+    """Check a key of the command line's data that is not pyinfra's own.
+
+    Raises:
+        OperatorError: no host has such a key.
+    """
+    if not key.startswith(("_", "ssh_")) and key not in (*HostSpec.model_fields, *SWITCHES):
+        raise OperatorError(f"--data: {_unknown(key)}")
+
+
 def _check_switches(path: str, inventory: Inventory) -> None:
     for key, allowed in SWITCHES.items():
         value = inventory.get_override_data().get(key, allowed[0])
@@ -236,19 +249,55 @@ def ignored_codes(value: object) -> frozenset[str]:
     return frozenset(codes)
 
 
-def _check_connection(path: str, inventory: Inventory, host: Any) -> None:
-    """pyinfra checks its own keys only when it connects; the usual slips are caught before."""
-    for key in host.data.dict():
+_WORDS = {str: "a text", int: "a number", float: "a number", bool: "True or False", dict: "a table"}
+
+
+def check_connection(path: str, inventory: Inventory, host: Any) -> None:
+    """Check the keys of a host's connection, which pyinfra does with a traceback, if at all.
+
+    Args:
+        path: the inventory's, for messages.
+
+    Raises:
+        OperatorError: an unknown key, or a value that none can be.
+    """
+    for key, value in host.data.dict().items():
         if str(key).startswith("ssh_") and key not in SSH_KEYS:
             near = difflib.get_close_matches(key, SSH_KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"pyinfra has {', '.join(SSH_KEYS)}"
             raise OperatorError(
                 f"{path}: {_origin(inventory, host, key)}: {key}: unknown key; {hint}"
             )
-    port = host.data.get("ssh_port")
-    if port is not None and (type(port) is not int or not 1 <= port <= 65535):
-        where = _origin(inventory, host, "ssh_port")
-        raise OperatorError(f"{path}: {where}: ssh_port: {port!r} is not a port number (1-65535)")
+        if key == "ssh_port" and (type(value) is not int or not 1 <= value <= 65535):
+            where = _origin(inventory, host, key)
+            raise OperatorError(
+                f"{path}: {where}: ssh_port: {value!r} is not a port number (1-65535)"
+            )
+        if key in _SSH_TYPES and not _has_type(value, _SSH_TYPES[key]):
+            # the value may be a password
+            where = _origin(inventory, host, key)
+            raise OperatorError(f"{path}: {where}: {key}: expected {_WORDS[_SSH_TYPES[key]]}")
+
+
+def _has_type(value: object, kind: type) -> bool:
+    """As pyinfra judges it, but that True is no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def sudo_password(path: str, inventory: Inventory, host: Any) -> SecretRef | None:
+    """The reference to a host's sudo password, in an inventory that need not be complete.
+
+    Raises:
+        OperatorError: it is no reference to a secret.
+    """
+    try:
+        return TypeAdapter(SecretRef | None).validate_python(host.data.get("sudo_password"))
+    except ValidationError as error:
+        where = _origin(inventory, host, "sudo_password")
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise OperatorError(f"{path}: {where}: sudo_password: {said}") from None
 
 
 def _origin(inventory: Inventory, host: Any, key: str) -> str:
