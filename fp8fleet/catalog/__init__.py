@@ -163,6 +163,12 @@ class Clock(_Entry):
     """Its units, by the names that distributions have for them; ``*`` stands for anything."""
 
 
+class KvCache(_Entry):
+    """What an engine's KV cache may be made of."""
+
+    types: tuple[str, ...]
+
+
 class ServeOption(_Entry):
     """An option of ``vllm serve`` that not every release has."""
 
@@ -238,6 +244,12 @@ def installers() -> dict[str, Installer]:
 def clock_units() -> tuple[str, ...]:
     """Units of all known programs that keep the clock; ``*`` stands for anything."""
     return tuple(unit for clock in _load("clocks", Clock).values() for unit in clock.units)
+
+
+@cache
+def kv_cache_types() -> tuple[str, ...]:
+    """All types of a KV cache that any release has."""
+    return tuple(name for engine in _load("kv_cache", KvCache).values() for name in engine.types)
 
 
 @cache
