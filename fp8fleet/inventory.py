@@ -191,7 +191,7 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
         detail = error.errors()[0]
         key = str(detail["loc"][0]) if detail["loc"] else ""
         where = _origin(inventory, host, key) if key in values else f"host {host.name}"
-        raise OperatorError(f"{path}: {where}: {_message(detail)}") from None
+        raise OperatorError(f"{path}: {where}: {_message(detail, values)}") from None
     if host.data.get("ssh_user") == spec.service_user:
         raise OperatorError(
             f"{path}: {_origin(inventory, host, 'ssh_user')}: ssh_user = {spec.service_user!r}: is"
@@ -319,9 +319,31 @@ def _unknown(key: str) -> str:
     return f"{key}: unknown key; {hint}"
 
 
-def _message(detail: ErrorDetails) -> str:
+def _written(detail: ErrorDetails, values: Any) -> Iterator[str]:
+    """The keys of a pydantic error's location that the inventory has or lacks.
+
+    pydantic's own words for what it tried, such as ``int`` or ``[key]``, stand behind them.
+    """
+    for part in detail["loc"]:
+        inside = isinstance(values, Mapping) and part in values
+        if inside or (isinstance(values, list | tuple) and isinstance(part, int)):
+            values = values[part]
+            yield str(part)
+        elif detail["type"] == "missing":
+            yield str(part)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python writes
+        text = "a number of thousands of digits"
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _message(detail: ErrorDetails, values: Mapping[str, Any]) -> str:
     """One line of a pydantic error: key, value, what would be right."""
-    location = ".".join(str(part) for part in detail["loc"])
+    location = ".".join(_written(detail, values))
     text = detail["msg"].removeprefix("Value error, ")
     if not location:
         return text
@@ -331,6 +353,6 @@ def _message(detail: ErrorDetails) -> str:
         value, str | int | float
     ):
         return f"{location}: {text}"
-    shown = repr(value) if len(repr(value)) <= 100 else repr(value)[:97] + "..."
+    shown = _shown(value)
     line = f"{location}: {text}" if shown in text else f"{location} = {shown}: {text}"
     return re.sub(r"//[^/@]*@", "//...@", line)  # a login in a URL

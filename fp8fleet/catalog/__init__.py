@@ -135,6 +135,8 @@ class Installer(_Entry):
     """Of the installer (``.run``); empty: it comes in packages only."""
     upgrade: str | None = None
     """Options where another version is installed; None: the same."""
+    file: str | None = None
+    """Regular expression on the name of the installer: its groups are ``version`` and ``arch``."""
     fine: tuple[int, ...] = (0,)
     """Exit codes of an installer that did its work."""
     before: str | None = None

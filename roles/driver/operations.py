@@ -133,8 +133,8 @@ def _fetch_script(item: DriverPlan, folder: str, file: str) -> str:
         ' { echo "driver: $f is a directory: move it away" >&2; exit 1; }; done; '
         f"[ -f {file} ] && exit 0; "
         f"{_checked(item, part)} || {curl} -C - {url} || {{ "
-        # 33: the server gives no ranges; 22, and 36 from a file: nothing is left to give, the part is
-        # as long or longer
+        # 33: the server gives no ranges; 22, of a file 36: nothing is left to give, the part is as
+        # long or longer
         f"case $? in 22|33|36) rm -f {part}; {curl} {url} ;; *) false ;; esac; }} || exit 1; "
         f'{_checked(item, part)} || {{ echo "driver: {item.name}: expected SHA256 {item.sha256},'
         f' got $(sha256sum <{part} | cut -c1-64): {item.url} gives another file, or a part of it"'

@@ -293,7 +293,7 @@ def test_disk_of_what_is_there_already_is_not_needed_again(site: Site) -> None:
 def test_a_partial_model_needs_the_rest_only(site: Site) -> None:
     size = 100 << 30
     site.file("models/tiny/manifest.toml", MANIFEST.replace("size = 2", f"size = {size}"))
-    plan = plan_of(site, model_directory="/opt/fp8fleet/models")
+    plan = plan_of(site, model_directory="/opt/fp8fleet-models")
     lines = for_plan(plan, UBUNTU, H200, "broken/no-space")
     lines = with_lines(lines, stamps=str(plan.requirements.spaces[1].stamp))
     (finding,) = [f for f in judge(plan, lines, NOW).findings if f.code == "disk-short"]
