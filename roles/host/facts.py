@@ -93,7 +93,8 @@ class KernelParameters(FactBase[dict[str, KernelParameter]]):
         return (
             f"for n in {quoted}; do f=/proc/sys/$(echo $n | tr . /); "
             'if [ ! -e $f ]; then echo "$n - -"; '
-            'else [ -w $f ] && w=rw || w=ro; echo "$n $w $(cat $f)"; fi; done'
+            # some have several lines, others cannot be read
+            'else [ -w $f ] && w=rw || w=ro; echo "$n $w $(tr 2>/dev/null "\\n" " " <$f)"; fi; done'
         )
 
     @staticmethod
@@ -103,9 +104,11 @@ class KernelParameters(FactBase[dict[str, KernelParameter]]):
     def process(self, output: list[str]) -> dict[str, KernelParameter]:
         found = {}
         for line in output:
-            name, access, *value = line.split()
-            known = None if access == "-" else " ".join(value)
-            found[name] = KernelParameter(known, access == "rw")
+            match line.split():
+                case [name, "-", "-"]:
+                    found[name] = KernelParameter(None, False)
+                case [name, ("rw" | "ro") as access, *value]:
+                    found[name] = KernelParameter(" ".join(value), access == "rw")
         return found
 
 
@@ -239,7 +242,7 @@ def _parts(output: list[str]) -> dict[str, list[str]]:
 
 def _unit(line: str) -> tuple[str, Unit]:
     name, *pairs = line.split()
-    values = dict(pair.split("=", 1) for pair in pairs)
+    values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     return name, Unit(
         load=values.get("LoadState", ""),
         active=values.get("ActiveState") == "active",
