@@ -325,8 +325,8 @@ def _written(detail: ErrorDetails, values: Any) -> Iterator[str]:
     pydantic's own words for what it tried, such as ``int`` or ``[key]``, stand behind them.
     """
     for part in detail["loc"]:
-        inside = isinstance(values, Mapping) and part in values
-        if inside or (isinstance(values, list | tuple) and isinstance(part, int)):
+        listed = isinstance(values, list | tuple) and part in range(len(values))
+        if listed or (isinstance(values, Mapping) and part in values):
             values = values[part]
             yield str(part)
         elif detail["type"] == "missing":
