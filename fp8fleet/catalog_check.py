@@ -13,6 +13,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from fp8fleet import catalog
@@ -194,12 +195,13 @@ def _wheel(name: str, release: Release, target: Target) -> Iterator[Verdict]:
 
 def _pins(name: str, release: Release, target: Target) -> Iterator[Verdict]:
     wanted = {"pydantic": release.pydantic, "torch": f"=={release.torch}"}
+    wanted[release.distribution] = f"=={catalog.release_version(name)}"
     for constraint in release.constraints:
         requirement = Requirement(constraint)
         wanted[requirement.name] = str(requirement.specifier)
     for pin in target.pins:
         package, _, version = pin.partition("==")
-        needed = wanted.get(package.lower().replace("_", "-"))
+        needed = wanted.get(canonicalize_name(package))
         if needed and not SpecifierSet(needed).contains(version, prereleases=True):
             yield _error(
                 "pin",
@@ -213,7 +215,7 @@ def _gemma4(name: str, release: Release, target: Target) -> Iterator[Verdict]:
     floor = release.transformers_gemma4
     for pin in target.pins:
         package, _, version = pin.partition("==")
-        if not floor or package.lower() != "transformers":
+        if not floor or canonicalize_name(package) != "transformers":
             continue
         if not SpecifierSet(floor).contains(version, prereleases=True):
             yield _warning(
@@ -224,7 +226,7 @@ def _gemma4(name: str, release: Release, target: Target) -> Iterator[Verdict]:
 
 
 def _driver(name: str, release: Release, target: Target) -> Iterator[Verdict]:
-    if not target.driver:
+    if not target.driver or not _may_be_nvidia(target):
         return
     branch = target.driver.split(".")[0]
     ended = catalog.driver_branches().get(branch)
@@ -242,6 +244,12 @@ def _driver(name: str, release: Release, target: Target) -> Iterator[Verdict]:
             f" {floor} or newer",
             "update the driver, or choose a release for an older CUDA",
         )
+
+
+def _may_be_nvidia(target: Target) -> bool:
+    if target.accelerator is None:
+        return True
+    return catalog.accelerators()[target.accelerator].vendor == "nvidia"
 
 
 def _accelerator(name: str, release: Release, target: Target) -> Iterator[Verdict]:
@@ -293,11 +301,12 @@ def _fp8_block(name: str, release: Release, target: Target) -> Iterator[Verdict]
 def _kv_cache(name: str, release: Release, target: Target) -> Iterator[Verdict]:
     del name, release
     dtype = target.kv_cache_dtype
-    if dtype == "fp16":
+    if dtype is not None and dtype not in catalog.kv_cache_types():
         yield _error(
             "kv-cache",
-            "kv-cache-dtype = 'fp16': vLLM has no such type",
-            "leave it out (auto), or write float16 where the model's own type is that",
+            f"kv-cache-dtype = {dtype!r}: vLLM has no such type",
+            f"leave it out (auto), or write one of {', '.join(catalog.kv_cache_types())}; float16"
+            " where the model's own type is that",
         )
     if not dtype or not dtype.startswith("fp8") or not target.accelerator:
         return
@@ -343,6 +352,11 @@ GATES: tuple[Gate, ...] = (
     _kv_cache,
     _validated,
 )
+
+
+def is_driver_version(text: str) -> bool:
+    """Whether ``text`` is a version as NVIDIA's drivers have them, such as 580.95.05."""
+    return re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", text) is not None
 
 
 def is_version(text: str) -> bool:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
 from rich.console import Console
 
 from fp8fleet import catalog
-from fp8fleet.catalog_check import Target, Verdict, advice, check, is_version, title
+from fp8fleet.catalog_check import (
+    Target,
+    Verdict,
+    advice,
+    check,
+    is_driver_version,
+    is_version,
+    title,
+)
 from fp8fleet.errors import OperatorError
 from fp8fleet.spec import HostSpec
 
@@ -40,7 +50,10 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="what is served (fp8-block)",
     )
     checker.add_argument("--kv-cache-dtype", metavar="TYPE", help="as the option of vllm serve")
-    checker.add_argument("--json", action="store_true", help="for programs")
+    # without a default of its own, so that `catalog --json check` stays what it says
+    checker.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="for programs"
+    )
     checker.set_defaults(func=_check)
 
 
@@ -54,24 +67,38 @@ def _known(kind: str, name: str, table: Mapping[str, Any]) -> str:
     return name
 
 
+def _pin(text: str) -> str:
+    """A pin as the gates read it: no spaces, no extras, which change nothing of the version."""
+    refused = OperatorError(f"--pin {text}: expected NAME==VERSION, such as pydantic==2.12.5")
+    try:
+        pin = Requirement(text)
+    except InvalidRequirement:
+        raise refused from None
+    (only, *others) = pin.specifier or [None]
+    if only is None or others or pin.url or pin.marker or only.operator != "==":
+        raise refused
+    if not is_version(only.version):  # such as 1.*
+        raise refused
+    return f"{pin.name}=={only.version}"
+
+
 def _check(arguments: argparse.Namespace) -> int:
     name = _known("release", arguments.release, catalog.releases())
     _known("--platform", arguments.platform, catalog.platforms())
     if arguments.gpu is not None:
         _known("--gpu", arguments.gpu, catalog.accelerators())
-    for pin in arguments.pin:
-        package, equals, version = pin.partition("==")
-        if not (package and equals and is_version(version)):
-            raise OperatorError(f"--pin {pin}: expected NAME==VERSION, such as pydantic==2.12.5")
-    if arguments.driver is not None and not is_version(arguments.driver):
+    pins = tuple(map(_pin, arguments.pin))
+    if arguments.driver is not None and not is_driver_version(arguments.driver):
         raise OperatorError(f"--driver {arguments.driver}: expected a version such as 580.95.05")
+    if not re.fullmatch(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", arguments.python):
+        raise OperatorError(f"--python {arguments.python}: expected a version such as 3.12")
     target = Target(
         platform=arguments.platform,
         architecture=arguments.arch,
         python=arguments.python,
         accelerator=arguments.gpu,
         driver=arguments.driver,
-        pins=tuple(arguments.pin),
+        pins=pins,
         build=arguments.build,
         fp8_block=arguments.checkpoint == "fp8-block",
         kv_cache_dtype=arguments.kv_cache_dtype,

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from pyinfra.api import Inventory, State
 from pyinfra.api.exceptions import PyinfraError
@@ -24,6 +24,7 @@ from pyinfra_cli.util import parse_cli_arg
 
 from fp8fleet.errors import OperatorError
 from fp8fleet.preflight.codes import CODES
+from fp8fleet.secrets import SecretRef
 from fp8fleet.spec import GATEWAY_GROUP, HostSpec
 
 SWITCHES: dict[str, tuple[str, ...]] = {
@@ -37,7 +38,9 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """
 
 
-SSH_KEYS = tuple(sorted(ConnectorData.__annotations__))
+_SSH_TYPES: dict[str, type] = get_type_hints(ConnectorData)
+
+SSH_KEYS = tuple(sorted(_SSH_TYPES))
 """pyinfra's own keys of a connection."""
 
 
@@ -177,7 +180,7 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
         if not str(key).startswith(("_", "ssh_")) and key not in SWITCHES
     }
     _check_switches(path, inventory)
-    _check_connection(path, inventory, host)
+    check_connection(path, inventory, host)
     for key in values:
         if key not in HostSpec.model_fields:
             key = str(key)
@@ -188,7 +191,12 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
         detail = error.errors()[0]
         key = str(detail["loc"][0]) if detail["loc"] else ""
         where = _origin(inventory, host, key) if key in values else f"host {host.name}"
-        raise OperatorError(f"{path}: {where}: {_message(detail)}") from None
+        raise OperatorError(f"{path}: {where}: {_message(detail, values)}") from None
+    if host.data.get("ssh_user") == spec.service_user:
+        raise OperatorError(
+            f"{path}: {_origin(inventory, host, 'ssh_user')}: ssh_user = {spec.service_user!r}: is"
+            " service_user too, which fp8fleet makes without a shell: name another service_user"
+        )
     fleet_host = FleetHost(
         host.name,
         tuple(host.groups),
@@ -208,6 +216,16 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
             f" (only hosts of the group {GATEWAY_GROUP} do without)"
         )
     return fleet_host
+
+
+def check_key(key: str) -> None:
+    """Check a key of the command line's data that is not pyinfra's own.
+
+    Raises:
+        OperatorError: no host has such a key.
+    """
+    if not key.startswith(("_", "ssh_")) and key not in (*HostSpec.model_fields, *SWITCHES):
+        raise OperatorError(f"--data: {_unknown(key)}")
 
 
 def _check_switches(path: str, inventory: Inventory) -> None:
@@ -236,19 +254,55 @@ def ignored_codes(value: object) -> frozenset[str]:
     return frozenset(codes)
 
 
-def _check_connection(path: str, inventory: Inventory, host: Any) -> None:
-    """pyinfra checks its own keys only when it connects; the usual slips are caught before."""
-    for key in host.data.dict():
+_WORDS = {str: "a text", int: "a number", float: "a number", bool: "True or False", dict: "a table"}
+
+
+def check_connection(path: str, inventory: Inventory, host: Any) -> None:
+    """Check the keys of a host's connection, which pyinfra does with a traceback, if at all.
+
+    Args:
+        path: the inventory's, for messages.
+
+    Raises:
+        OperatorError: an unknown key, or a value that none can be.
+    """
+    for key, value in host.data.dict().items():
         if str(key).startswith("ssh_") and key not in SSH_KEYS:
             near = difflib.get_close_matches(key, SSH_KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"pyinfra has {', '.join(SSH_KEYS)}"
             raise OperatorError(
                 f"{path}: {_origin(inventory, host, key)}: {key}: unknown key; {hint}"
             )
-    port = host.data.get("ssh_port")
-    if port is not None and (type(port) is not int or not 1 <= port <= 65535):
-        where = _origin(inventory, host, "ssh_port")
-        raise OperatorError(f"{path}: {where}: ssh_port: {port!r} is not a port number (1-65535)")
+        if key == "ssh_port" and (type(value) is not int or not 1 <= value <= 65535):
+            where = _origin(inventory, host, key)
+            raise OperatorError(
+                f"{path}: {where}: ssh_port: {value!r} is not a port number (1-65535)"
+            )
+        if key in _SSH_TYPES and not _has_type(value, _SSH_TYPES[key]):
+            # the value may be a password
+            where = _origin(inventory, host, key)
+            raise OperatorError(f"{path}: {where}: {key}: expected {_WORDS[_SSH_TYPES[key]]}")
+
+
+def _has_type(value: object, kind: type) -> bool:
+    """As pyinfra judges it, but that True is no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def sudo_password(path: str, inventory: Inventory, host: Any) -> SecretRef | None:
+    """The reference to a host's sudo password, in an inventory that need not be complete.
+
+    Raises:
+        OperatorError: it is no reference to a secret.
+    """
+    try:
+        return TypeAdapter(SecretRef | None).validate_python(host.data.get("sudo_password"))
+    except ValidationError as error:
+        where = _origin(inventory, host, "sudo_password")
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise OperatorError(f"{path}: {where}: sudo_password: {said}") from None
 
 
 def _origin(inventory: Inventory, host: Any, key: str) -> str:
@@ -270,9 +324,31 @@ def _unknown(key: str) -> str:
     return f"{key}: unknown key; {hint}"
 
 
-def _message(detail: ErrorDetails) -> str:
+def _written(detail: ErrorDetails, values: Any) -> Iterator[str]:
+    """The keys of a pydantic error's location that the inventory has or lacks.
+
+    pydantic's own words for what it tried, such as ``int`` or ``[key]``, stand behind them.
+    """
+    for part in detail["loc"]:
+        listed = isinstance(values, list | tuple) and part in range(len(values))
+        if listed or (isinstance(values, Mapping) and part in values):
+            values = values[part]
+            yield str(part)
+        elif detail["type"] == "missing":
+            yield str(part)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python writes
+        text = "a number of thousands of digits"
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _message(detail: ErrorDetails, values: Mapping[str, Any]) -> str:
     """One line of a pydantic error: key, value, what would be right."""
-    location = ".".join(str(part) for part in detail["loc"])
+    location = ".".join(_written(detail, values))
     text = detail["msg"].removeprefix("Value error, ")
     if not location:
         return text
@@ -282,6 +358,6 @@ def _message(detail: ErrorDetails) -> str:
         value, str | int | float
     ):
         return f"{location}: {text}"
-    shown = repr(value) if len(repr(value)) <= 100 else repr(value)[:97] + "..."
+    shown = _shown(value)
     line = f"{location}: {text}" if shown in text else f"{location} = {shown}: {text}"
     return re.sub(r"//[^/@]*@", "//...@", line)  # a login in a URL

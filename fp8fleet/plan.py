@@ -491,6 +491,9 @@ class Requirements:
     model_bytes: int
     proxy: str | None
     """HTTP proxy that the inventory names."""
+    service_user: str
+    home: str
+    """Of the service user."""
 
     @property
     def paths(self) -> tuple[str, ...]:

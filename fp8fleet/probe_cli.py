@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import ipaddress
 import json
 import logging
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pyinfra.api import Config, Inventory, State
 from pyinfra.api.connect import connect_all, disconnect_all
@@ -20,13 +21,35 @@ from pyinfra.context import ctx_host, ctx_state
 from fp8fleet import catalog
 from fp8fleet.catalog_check import Target, is_version, newest_fitting
 from fp8fleet.errors import CheckFailed, OperatorError
-from fp8fleet.inventory import parse_data, read_inventory
+from fp8fleet.inventory import (
+    check_connection,
+    check_key,
+    parse_data,
+    read_inventory,
+    sudo_password,
+)
 from fp8fleet.preflight.facts import HostFacts, parts_of, probe_arguments, read_facts
 from fp8fleet.preflight.report import plain
+from fp8fleet.session import hand_sudo_password
+from fp8fleet.spec import HostSpec
 from fp8fleet.topology import Topology, is_direct, plain_text
+
+ARCHITECTURES: tuple[str, ...] = get_args(HostSpec.model_fields["arch"].annotation)
 
 PATHS = ("/opt", "/var/lib", "/var/cache")
 """Where the default directories lie."""
+
+
+Failure = Literal["no answer from", "commands cannot run as root on"]
+"""Why a host gave no facts."""
+
+NO_ANSWER: Failure = "no answer from"
+NO_ROOT: Failure = "commands cannot run as root on"
+
+_REMEDIES: dict[Failure, str] = {
+    NO_ANSWER: "try `ssh {} true`",
+    NO_ROOT: "set sudo_password (env:NAME, file:PATH) where sudo asks for one, or leave _sudo out",
+}
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -56,6 +79,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def _probe(arguments: argparse.Namespace) -> int:
     inventory = _inventory(arguments.hosts, parse_data(arguments.data))
     names = _limited(inventory, arguments.limit)
+    _check(arguments.hosts, inventory, names)
     facts, failed = read_hosts(inventory, names)
     if arguments.topology:
         _write_matrices(facts, arguments.topology)
@@ -65,19 +89,69 @@ def _probe(arguments: argparse.Namespace) -> int:
     elif facts:
         print("\n".join(group_data(facts, arguments.topology)))
     if failed:
-        raise CheckFailed(f"no answer from {', '.join(failed)}: try `ssh {failed[0]} true`")
+        raise CheckFailed("; ".join(_reasons(failed)))
     return 0
+
+
+def _reasons(failed: Mapping[str, Failure]) -> Iterator[str]:
+    """One text for each kind of failure."""
+    for why, remedy in _REMEDIES.items():
+        names = [name for name, failure in failed.items() if failure == why]
+        if names:
+            yield f"{why} {', '.join(names)}: {remedy.format(names[0])}"
 
 
 def _inventory(hosts: str, data: dict[str, Any]) -> Inventory:
     if hosts.endswith(".py") or Path(hosts).is_file():
         return read_inventory(hosts, data, [])
     user, at, name = hosts.rpartition("@")
-    if not name or name.startswith("-"):
-        raise OperatorError(f"{hosts}: expected [USER@]HOST or an inventory file (.py)")
-    if at and user:
+    if (at and not user) or not _is_host(name):
+        raise OperatorError(
+            f"{hosts}: expected [USER@]HOST or an inventory file (.py){_hint(user + at, name)}"
+        )
+    if at:
         data = {"ssh_user": user, **data}
     return Inventory(([name], {}), override_data=data)
+
+
+def _is_host(name: str) -> bool:
+    """Whether SSH may know a host by ``name``, an address or a name."""
+    return _is_address(name) or re.fullmatch(r"\w[\w.-]*", name) is not None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _hint(login: str, name: str) -> str:
+    """What to write in place of a port behind the host, or of an address in brackets."""
+    match = re.fullmatch(
+        r"\[(?P<in>[^\[\]]*)\](:(?P<port>\d{1,5}))?|(?P<plain>[^:]*):(?P<digits>\d{1,5})", name
+    )
+    if match is None:
+        return ""
+    host, port = match["in"] or match["plain"], match["port"] or match["digits"]
+    if not host or not _is_host(host):
+        return ""
+    return f": write {login}{host}" + (f" --data ssh_port={int(port)}" if port else "")
+
+
+def _check(path: str, inventory: Inventory, names: Iterable[str]) -> None:
+    """Refuse what cannot be meant, before anything connects.
+
+    Raises:
+        OperatorError: a wrong key or value of a connection, an unknown key of the command line.
+    """
+    for key in inventory.get_override_data():
+        check_key(key)
+    for name in names:
+        host = inventory.get_host(name)
+        check_connection(path, inventory, host)
+        hand_sudo_password(host, sudo_password(path, inventory, host))
 
 
 def _limited(inventory: Inventory, limit: Iterable[str]) -> list[str]:
@@ -92,40 +166,40 @@ def _limited(inventory: Inventory, limit: Iterable[str]) -> list[str]:
 
 def read_hosts(
     inventory: Inventory, names: Iterable[str]
-) -> tuple[dict[str, HostFacts], list[str]]:
+) -> tuple[dict[str, HostFacts], dict[str, Failure]]:
     """Probe hosts over pyinfra's connections; nothing is changed on them.
 
     Returns:
-        The facts by host, and the names of the hosts that gave no whole answer.
+        The facts by host, and why the other hosts gave none.
     """
-    from roles.preflight.facts import HostProbe
+    from roles.preflight.facts import probe
 
     # a host that does not answer is told in one line
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     wanted = list(names)
     state = State(inventory, Config())
     facts: dict[str, HostFacts] = {}
+    failed: dict[str, Failure] = {}
     with ctx_state.use(state):
         state.limit_hosts = [host for host in inventory if host.name in wanted]
         try:
             connect_all(state)
         except PyinfraError:
-            return {}, wanted
+            return {}, dict.fromkeys(wanted, NO_ANSWER)
         try:
             for host in list(state.active_hosts):
                 sudo = bool(host.data.get("_sudo"))
-                command = probe_arguments(full=True, need_root=False, paths=PATHS)
+                command = probe_arguments(full=True, need_root=sudo, paths=PATHS)
                 with ctx_host.use(host):
-                    lines = host.get_fact(
-                        HostProbe, arguments=command, _sudo=sudo, _ignore_errors=True, _timeout=300
-                    )
-                parts = parts_of(lines)
-                if parts is not None:
+                    parts = parts_of(probe(command, sudo))
+                if parts is not None and "time" in parts:
                     facts[host.name] = read_facts(parts)
+                elif parts is not None:
+                    failed[host.name] = NO_ROOT
         finally:
             disconnect_all(state)
     ordered = {name: facts[name] for name in wanted if name in facts}
-    return ordered, [name for name in wanted if name not in facts]
+    return ordered, {n: failed.get(n, NO_ANSWER) for n in wanted if n not in facts}
 
 
 def _kinds(facts: dict[str, HostFacts]) -> list[list[str]]:
@@ -182,22 +256,34 @@ def _keys(facts: HostFacts) -> Iterator[str]:
         yield f"platform = {_text(platform)}"
     else:
         yield f"# platform: {system.os_id} {system.version_id} is not in the catalogue"
-    yield f"arch = {_text(system.architecture)}"
-    accelerator, strange = _accelerator(facts)
-    if strange:
-        yield f"# accelerator: PCI id {strange} is not in the catalogue"
+    if system.architecture in ARCHITECTURES:
+        yield f"arch = {_text(system.architecture)}"
     else:
-        yield f"accelerator = {_text(accelerator or 'cpu')}"
+        yield f"# arch: {system.architecture or 'not told'}, expected {' or '.join(ARCHITECTURES)}"
+    cards = _cards(facts)
+    accelerator = _accelerator(cards)
+    if accelerator is None:
+        yield f"# accelerator: {_listed(cards)}; a host has one of the catalogue"
+        yield "# engine_release: depends on the accelerator (`fp8fleet catalog check`)"
+        return
+    yield f"accelerator = {_text(accelerator)}"
+    if len(cards) > 1:
+        yield f"# cards: {_listed(cards)}"
     release = _release(facts, platform, accelerator)
     if release:
         yield f"engine_release = {_text(release)}"
-    elif platform and not strange:
+    elif platform:
         yield "# engine_release: none of the catalogue fits (`fp8fleet catalog check` says why)"
 
 
 def _device_keys(facts: HostFacts, matrix: Path | None) -> Iterator[str]:
     cards = facts.accelerators
     if not cards.devices:
+        return
+    ids = {device.slot: device.id for device in cards.pci}
+    shown = Counter(_card(ids[device.slot]) for device in cards.devices if device.slot in ids)
+    if len(shown) > 1:
+        yield f"# device_count: the driver shows {_listed(shown)}: list each server's devices"
         return
     yield f"device_count = {len(cards.devices)}"
     if matrix and cards.topology:
@@ -222,26 +308,47 @@ def _text(value: str) -> str:
     return json.dumps(value)
 
 
-def _accelerator(facts: HostFacts) -> tuple[str | None, str | None]:
-    """The catalogue's name of the host's accelerator, and a PCI id that it lacks."""
-    for device in facts.accelerators.pci:
-        if device.is_switch or not device.id.startswith(("10de:", "19e5:d")):
-            continue
-        name = catalog.accelerator_of(device.id)
-        return (name, None) if name else (None, device.id)
-    return None, None
+def _card(pci_id: str) -> str:
+    """The catalogue's name of a card, or its PCI id."""
+    return catalog.accelerator_of(pci_id) or f"of PCI id {pci_id}"
 
 
-def _release(facts: HostFacts, platform: str | None, accelerator: str | None) -> str | None:
-    if platform is None:
+def _cards(facts: HostFacts) -> Counter[str]:
+    """Number of cards on the PCI bus by kind; display cards of these vendors are among them."""
+    return Counter(
+        _card(device.id)
+        for device in facts.accelerators.pci
+        if not device.is_switch and device.id.startswith(("10de:", "19e5:d"))
+    )
+
+
+def _listed(cards: Counter[str]) -> str:
+    """Such as ``2 h200-141g, 1 of PCI id ..., which the catalogue lacks``."""
+    known = catalog.accelerators()
+    return ", ".join(
+        f"{count} {kind}" + ("" if kind in known else ", which the catalogue lacks")
+        for kind, count in cards.most_common()
+    )
+
+
+def _accelerator(cards: Counter[str]) -> str | None:
+    """The only kind of card that the catalogue knows; None: it knows none of them, or several."""
+    if not cards:
+        return "cpu"
+    kinds = cards.keys() & catalog.accelerators().keys()
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _release(facts: HostFacts, platform: str | None, accelerator: str) -> str | None:
+    if platform is None or facts.system.architecture not in ARCHITECTURES:
         return None
     driver = next((device.driver for device in facts.accelerators.devices), None)
-    vendor = catalog.accelerators()[accelerator or "cpu"].vendor
+    vendor = catalog.accelerators()[accelerator].vendor
     kinds = [r.distribution for r in catalog.releases().values() if vendor in r.vendors]
     target = Target(
         platform=platform,
         architecture=facts.system.architecture,
-        accelerator=accelerator or "cpu",
+        accelerator=accelerator,
         driver=driver if driver and vendor == "nvidia" and is_version(driver) else None,
     )
     return newest_fitting(kinds[0], target)
@@ -262,8 +369,8 @@ def _remarks(facts: HostFacts) -> Iterator[str]:
         driver = f"driver {cards.devices[0].driver}"
         cuda = f", CUDA up to {cards.cuda}" if cards.cuda else ""
         yield f"devices 0-{len(cards.devices) - 1}: {cards.devices[0].name}, {driver}{cuda}"
-    elif any(not device.is_switch for device in cards.pci):
-        yield f"{len(cards.pci)} devices on the PCI bus, no driver answers"
+    elif number := _cards(facts).total():
+        yield f"{number} devices on the PCI bus, no driver answers"
     yield from _linked(cards.links, cards.device_numa)
 
 

@@ -18,6 +18,7 @@ from fp8fleet.errors import OperatorError
 from fp8fleet.inventory import Fleet, check_secrets, ignored_codes, load_fleet, parse_data
 from fp8fleet.plan import FleetPlan, HostPlan
 from fp8fleet.planner import make_plan
+from fp8fleet.secrets import SecretRef
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,19 @@ def host_plan(host: Any) -> HostPlan:
     """The plan of a pyinfra host; also hands pyinfra the host's sudo password."""
     session = current()
     spec = next(h.spec for h in session.fleet.hosts if h.name == host.name)
-    if spec.sudo_password:
-        # where pyinfra keeps a password that it asked for; it reaches sudo through an askpass file
-        host.connector_data["prompted_sudo_password"] = spec.sudo_password.resolve()
+    hand_sudo_password(host, spec.sudo_password)
     return session.plan.hosts[host.name]
+
+
+def hand_sudo_password(host: Any, password: SecretRef | None) -> None:
+    """Give pyinfra a host's sudo password, where it has one.
+
+    Raises:
+        OperatorError: the secret cannot be read.
+    """
+    if password:
+        # where pyinfra keeps a password that it asked for; it reaches sudo through an askpass file
+        host.connector_data["prompted_sudo_password"] = password.resolve()
 
 
 def _begin(params: dict[str, Any]) -> Session | None:

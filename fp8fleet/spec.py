@@ -7,6 +7,7 @@ The inventory's keys are flat, since pyinfra replaces a nested value whole. Ever
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from pydantic import (
 
 from fp8fleet import catalog
 from fp8fleet.addresses import parse_network, short
+from fp8fleet.catalog_check import is_driver_version
 from fp8fleet.lengths import MAX_TOKENS, Count
 from fp8fleet.manifest import check_source
 from fp8fleet.secrets import SecretRef
@@ -62,15 +64,40 @@ def _absolute(value: str) -> str:
     return value
 
 
+_SHARED = (
+    *("/opt", "/var", "/var/lib", "/var/cache", "/var/opt", "/var/local"),
+    *("/srv", "/mnt", "/media", "/data"),
+)
+_UNSEEN = ("/home", "/root", "/tmp", "/run", "/var/tmp", "/var/run")
+"""What ProtectHome and PrivateTmp hide from the servers."""
+_SYSTEM = re.compile(
+    "/(bin|boot|dev|etc|lib(|32|64|x32|o32)|lost[+]found|proc|sbin|snap|sys|usr"
+    # below /var only lib, cache, opt and local are for others (hier(7), FHS 3.0 chapter 5)
+    "|var/(?!lib(/|$)|cache(/|$)|opt(/|$)|local(/|$))[^/]+"
+    # and there these are package managers', services' and container engines' own
+    "|var/(lib|cache)/(alternatives|apparmor|apt|aptitude|authselect|chrony|cloud|containerd"
+    "|containers|dbus|debconf|dhclient|dhcp|dkms|dnf|docker|dpkg|fontconfig|initramfs-tools|kubelet"
+    "|ldconfig|libvirt|logrotate|man|man-db|misc|mysql|NetworkManager|nfs|nginx|ntp|os-prober"
+    "|PackageKit|pam|pgsql|polkit-1|postgresql|private|rpm|samba|selinux|snapd|sss|sudo|swcatalog"
+    "|systemd|tpm|ubuntu-advantage|ucf|ufw|unattended-upgrades|update-notifier|yum))(?=/|$)"
+)
+"""What belongs to the distribution."""
+
+
 def _own_directory(value: str) -> str:
-    top = value.split("/")[1]
-    if value in ("/opt", "/var", "/var/lib", "/var/cache", "/srv", "/mnt", "/data"):
+    if value in _SHARED:
         raise ValueError("a directory of its own is needed below that one")
-    if top in ("home", "root", "tmp", "run"):
-        raise ValueError(f"the servers cannot see /{top} (ProtectHome, PrivateTmp): use another")
-    if top in ("proc", "sys", "dev", "boot", "etc", "usr", "bin", "sbin", "lib", "lib64"):
-        raise ValueError(f"/{top} belongs to the system: use another")
+    for top in _UNSEEN:
+        if _is_within(value, top):
+            raise ValueError(f"the servers cannot see {top} (ProtectHome, PrivateTmp): use another")
+    if system := _SYSTEM.match(value):
+        raise ValueError(f"{system[0]} belongs to the system: use another")
     return value
+
+
+def _is_within(path: str, directory: str) -> bool:
+    """Whether ``path`` is ``directory`` or lies in it."""
+    return f"{path}/".startswith(f"{directory}/")
 
 
 def _url(value: str) -> str:
@@ -159,6 +186,20 @@ def _cmake_archive(value: str) -> str:
     return value
 
 
+def _kernel_value(value: Any) -> Any:
+    """A number or numbers in 64 bits, or another text; a float or a list is neither."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("a whole number or a text is needed")
+    if isinstance(value, str):
+        words = re.findall(r"(?<!\S)-?[0-9]+(?!\S)", value)
+        numbers = [int(word) if len(word) <= 20 else 2**64 for word in words]
+    else:
+        numbers = [value]
+    if any(not -(2**63) <= number < 2**64 for number in numbers):
+        raise ValueError("the kernel's numbers have 64 bits")
+    return value
+
+
 def _known(kind: str, table: dict[str, Any]) -> AfterValidator:
     def check(value: str) -> str:
         if value not in table:
@@ -198,6 +239,7 @@ LinuxUser = Annotated[
 Seconds = Annotated[int, Field(ge=1, le=604800, strict=True)]
 OneLine = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$")]
 KernelParameter = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+([./][a-z0-9_-]+)+$")]
+KernelValue = Annotated[int | OneLine, BeforeValidator(_kernel_value)]
 ProjectFile = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 AptSource = Annotated[str, StringConstraints(pattern=r"^deb [^\x00-\x1f\x7f]+$")]
 RepositoryUrl = Annotated[str, AfterValidator(_repository_url)]
@@ -210,7 +252,9 @@ TimeServer = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:
 Channel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9_.:/@+~-]*$")]
 WebUrl = Annotated[str, AfterValidator(_url), AfterValidator(_web)]
 DriverVersion = Annotated[
-    str, BeforeValidator(_quoted), StringConstraints(pattern=r"^[0-9][A-Za-z0-9_.]{0,40}$")
+    str,
+    BeforeValidator(_quoted),
+    StringConstraints(pattern=r"^[0-9]+([.][0-9A-Za-z]+)*$", max_length=41),
 ]
 Milliseconds = Annotated[float, Field(gt=0, le=600_000, strict=True, allow_inf_nan=False)]
 DeviceCount = Annotated[int, Field(ge=1, le=MAX_DEVICES, strict=True)]
@@ -361,6 +405,12 @@ class DriverSpec(Spec):
 
     @model_validator(mode="after")
     def _sane(self) -> DriverSpec:
+        entry = catalog.installers()[self.name]
+        if entry.vendor == "nvidia" and not is_driver_version(self.version):
+            raise ValueError(
+                f"{self.name}: version {self.version!r}: numbers and dots are needed, such as"
+                " 580.95.05"
+            )
         if self.source == "packages":
             if self.sha256:
                 raise ValueError(f"{self.name}: sha256 belongs to a URL in source")
@@ -368,9 +418,22 @@ class DriverSpec(Spec):
             raise ValueError(f"{self.name}: sha256 is needed with the URL in source")
         elif self.packages:
             raise ValueError(f"{self.name}: packages belong to source = 'packages'")
-        elif not catalog.installers()[self.name].runs:
+        elif not entry.runs:
             raise ValueError(f"{self.name}: comes in packages only: leave source out")
+        named = self.named()
+        if named.get("version") not in (None, self.version):
+            raise ValueError(
+                f"{self.name}: source has version {named['version']}, version is {self.version}:"
+                " name the installer of that version"
+            )
         return self
+
+    def named(self) -> dict[str, str]:
+        """What the name of the installer tells: ``version`` and ``arch`` (as ``uname -m``)."""
+        pattern = catalog.installers()[self.name].file
+        match = re.search(pattern, urlsplit(self.source).path) if pattern else None
+        told = {key: value for key, value in match.groupdict().items() if value} if match else {}
+        return {key: value.replace("-", "_") for key, value in told.items()}
 
 
 class TokensSpec(Spec):
@@ -459,7 +522,9 @@ class HostSpec(Spec):
         " device_count; not used where topology is set.",
     )
     service_user: LinuxUser = Field(
-        default="vllm", description="System user, without a shell, that runs the servers."
+        default="vllm",
+        description="System user, without a shell, that runs the servers: one that fp8fleet makes,"
+        " nobody else's account.",
     )
     install_directory: OwnDirectory = Field(
         default="/opt/fp8fleet", description="Where environments and tools are installed."
@@ -480,7 +545,7 @@ class HostSpec(Spec):
     storage_address: Address | None = Field(
         default=None, description="Address in the storage network, for transfers between hosts."
     )
-    sysctl: dict[KernelParameter, int | OneLine] = Field(
+    sysctl: dict[KernelParameter, KernelValue] = Field(
         default={"net.core.somaxconn": 4096},
         description="Kernel parameters, written to /etc/sysctl.d/90-fp8fleet.conf.",
     )
@@ -501,7 +566,7 @@ class HostSpec(Spec):
     log_retention_days: Annotated[int, Field(ge=1, le=3650, strict=True)] = Field(
         default=180, description="Days that the journal and Nginx's logs are kept."
     )
-    log_max_size: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[mg]$")] = Field(
+    log_max_size: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,6}[mg]$")] = Field(
         default="4g",
         description="Disk that the journal may take, and each of Nginx's logs before compression;"
         " it goes before log_retention_days.",
@@ -744,7 +809,7 @@ class HostSpec(Spec):
         default=600, description="Seconds between two bytes of an answer; at least 300."
     )
     nginx_connect_timeout: Seconds = Field(default=5, description="Seconds to connect to a server.")
-    nginx_body_size: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[kmg]$")] = Field(
+    nginx_body_size: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,6}[kmg]$")] = Field(
         default="64m", description="Largest request body; images in requests need megabytes."
     )
     nginx_status_port: Port = Field(
@@ -762,6 +827,7 @@ class HostSpec(Spec):
         self._check_drivers()
         self._check_workload()
         self._check_sampling()
+        self._check_directories()
         return self
 
     def _check_workload(self) -> None:
@@ -790,6 +856,16 @@ class HostSpec(Spec):
                 raise ValueError(
                     f"sampling and instances: {instance.name}: option {GENERATION_CONFIG!r} both"
                     " set sampling parameters: leave one out"
+                )
+
+    def _check_directories(self) -> None:
+        keys = ("install_directory", "model_directory", "cache_directory")
+        for inner, outer in itertools.permutations(keys, 2):
+            path, other = getattr(self, inner), getattr(self, outer)
+            if _is_within(path, other):
+                raise ValueError(
+                    f"{inner} = {path!r}: {'is' if path == other else 'lies in'} {outer}"
+                    f" ({other!r}): each needs a directory of its own"
                 )
 
     def _check_repositories(self) -> None:
@@ -897,6 +973,12 @@ class HostSpec(Spec):
             if driver.name in versions:
                 raise ValueError(f"drivers: {driver.name} is listed twice")
             versions[driver.name] = driver.version
+            arch = driver.named().get("arch", self.arch)
+            if arch != self.arch:
+                raise ValueError(
+                    f"drivers: {driver.name}: source is for {arch}, arch is {self.arch}: name the"
+                    " installer of that architecture"
+                )
         fabric, module = versions.get("fabric-manager"), versions.get("nvidia")
         if fabric and module and fabric != module:
             raise ValueError(

@@ -43,7 +43,10 @@ class PathStates(FactBase[dict[str, PathState]]):
     def process(self, output: list[str]) -> dict[str, PathState]:
         states = {}
         for line in output:
-            kind, mode, owner, group, rest = line.split(" ", 4)
+            words = line.split(" ", 4)
+            if len(words) < 5:
+                continue  # what a login prints
+            kind, mode, owner, group, rest = words
             sha256, _, path = rest.partition(" ")
             states[path] = PathState(kind, mode, owner, group, sha256)
         return states

@@ -153,6 +153,8 @@ class Installer(_Entry):
     """Of the installer (``.run``); empty: it comes in packages only."""
     upgrade: str | None = None
     """Options where another version is installed; None: the same."""
+    file: str | None = None
+    """Regular expression on the name of the installer: its groups are ``version`` and ``arch``."""
     fine: tuple[int, ...] = (0,)
     """Exit codes of an installer that did its work."""
     before: str | None = None
@@ -172,6 +174,19 @@ class Installer(_Entry):
     def runs(self) -> bool:
         """Whether there is an installer to run."""
         return bool(self.options)
+
+
+class Clock(_Entry):
+    """A program that keeps a host's clock."""
+
+    units: tuple[str, ...]
+    """Its units, by the names that distributions have for them; ``*`` stands for anything."""
+
+
+class KvCache(_Entry):
+    """What an engine's KV cache may be made of."""
+
+    types: tuple[str, ...]
 
 
 class ServeOption(_Entry):
@@ -348,6 +363,18 @@ def driver_branches() -> dict[str, DriverBranch]:
 def installers() -> dict[str, Installer]:
     """Drivers and what belongs to them, in the order in which they are installed."""
     return _load("installers", Installer)
+
+
+@cache
+def clock_units() -> tuple[str, ...]:
+    """Units of all known programs that keep the clock; ``*`` stands for anything."""
+    return tuple(unit for clock in _load("clocks", Clock).values() for unit in clock.units)
+
+
+@cache
+def kv_cache_types() -> tuple[str, ...]:
+    """All types of a KV cache that any release has."""
+    return tuple(name for engine in _load("kv_cache", KvCache).values() for name in engine.types)
 
 
 @cache

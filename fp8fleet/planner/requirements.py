@@ -16,6 +16,7 @@ from fp8fleet.plan import (
     Space,
 )
 from fp8fleet.planner.budget import memory_fraction
+from fp8fleet.planner.files import home_directory
 from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import HostSpec
 
@@ -49,6 +50,8 @@ def requirements_of(
         directories=tuple(paths),
         model_bytes=model.size if model else 0,
         proxy=spec.proxy,
+        service_user=spec.service_user,
+        home=home_directory(spec),
     )
 
 

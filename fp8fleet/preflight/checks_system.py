@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from packaging.version import Version
 
 from fp8fleet import catalog
+from fp8fleet.accounts import REMEDY, whose
 from fp8fleet.plan import Requirements
 from fp8fleet.preflight.findings import (
     Case,
@@ -201,6 +202,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def _account(case: Case) -> Iterator[Finding]:
+    facts, needs = case.facts, case.needs
+    if others := whose(facts.account, facts.account_group, needs.home):
+        yield Finding(
+            "user-taken", f"{needs.service_user}: {others}", "a user of fp8fleet's own", REMEDY
+        )
+
+
 # Packages
 
 
@@ -278,6 +287,7 @@ CHECKS: tuple[Check, ...] = (
     _glibc,
     _basics,
     _clock,
+    _account,
     _packages,
     _upgrades,
 )

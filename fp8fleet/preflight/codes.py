@@ -58,6 +58,7 @@ CODES: dict[str, Code] = {
     "clock-skew": _warning("The clock is off by more than ten seconds."),
     "clock-unsynced": _warning("Nothing keeps the clock in time."),
     "reboot-pending": _warning("An update waits for a reboot."),
+    "user-taken": _error("The service user is an account or a group that fp8fleet did not make."),
     # Packages
     "packages-broken": _error(
         "The package database is broken or locked: half-installed packages, dpkg or rpm that cannot"

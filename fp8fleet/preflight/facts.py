@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TypeVar
 
 from fp8fleet import catalog
+from fp8fleet.accounts import Account, group_id, passwd_account
 from fp8fleet.errors import OperatorError
 from fp8fleet.firewalls import (
     OPEN_TARGET,
@@ -262,6 +263,10 @@ class HostFacts:
     """One compound fact of a host."""
 
     user: User
+    account: Account | None
+    """Of the planned service user; None: there is none."""
+    account_group: str | None
+    """Id of the group of its name."""
     system: System
     clock: Clock
     hardware: Hardware
@@ -296,6 +301,7 @@ def probe_arguments(
     stamps: Iterable[str] = (),
     sizes: Iterable[str] = (),
     ports: Iterable[int] = (),
+    account: str | None = None,
 ) -> list[str]:
     """The probe's arguments.
 
@@ -306,12 +312,15 @@ def probe_arguments(
         stamps: files whose existence matters.
         sizes: directories whose size matters.
         ports: TCP ports whose listeners matter.
+        account: the user that shall run the servers.
     """
     arguments = [f"mode={'full' if full else 'fast'}", f"root={int(need_root)}"]
     arguments += [f"path={path}" for path in paths]
     arguments += [f"stamp={path}" for path in stamps]
     arguments += [f"size={path}" for path in sizes]
-    return arguments + [f"port={port}" for port in ports]
+    arguments += [f"port={port}" for port in ports]
+    arguments += [f"clock={unit}" for unit in catalog.clock_units()]
+    return [*arguments, f"account={account}"] if account else arguments
 
 
 _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[@-~]|.)?")
@@ -355,6 +364,8 @@ def read_facts(parts: Mapping[str, Part]) -> HostFacts:
         unread["smi"] = odd
     return HostFacts(
         user=user_of(parts),
+        account=passwd_account(_after(parts, "account", "user")),
+        account_group=group_id(_after(parts, "account", "group")),
         system=_system(parts),
         clock=_clock(parts),
         hardware=_hardware(parts),

@@ -1,9 +1,11 @@
 # Reads what a host is and prints it in sections; changes nothing. POSIX sh with POSIX tools.
-# arguments: mode=fast|full root=0|1 path=DIR stamp=FILE size=DIR port=NUMBER, any number of each
+# arguments: mode=fast|full root=0|1 path=DIR stamp=FILE size=DIR port=NUMBER
+# clock=UNIT account=USER, any number of each
 # A section is `@NAME`, its lines behind one space, and ` =EXIT CODE` as the last of them.
 LC_ALL=C
+# of no unit at all systemctl would list every one: PROBE_CLOCKS has one that is nowhere
 PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin:/usr/local/bin:/usr/local/Ascend/driver/tools
-PROBE_PATHS=/usr PROBE_STAMPS= PROBE_SIZES= PROBE_PORTS= mode=fast root=0
+PROBE_PATHS=/usr PROBE_STAMPS= PROBE_SIZES= PROBE_PORTS= PROBE_CLOCKS=none PROBE_ACCOUNT= mode=fast root=0
 for argument; do
   value=${argument#*=}
   case $argument in
@@ -13,9 +15,11 @@ for argument; do
     stamp=*) PROBE_STAMPS="$PROBE_STAMPS $value" ;;
     size=*) PROBE_SIZES="$PROBE_SIZES $value" ;;
     port=*) PROBE_PORTS="$PROBE_PORTS $value" ;;
+    clock=*) PROBE_CLOCKS="$PROBE_CLOCKS $value" ;;
+    account=*) PROBE_ACCOUNT=$value ;;
   esac
 done
-export LC_ALL PATH PROBE_PATHS PROBE_STAMPS PROBE_SIZES PROBE_PORTS
+export LC_ALL PATH PROBE_PATHS PROBE_STAMPS PROBE_SIZES PROBE_PORTS PROBE_CLOCKS PROBE_ACCOUNT
 
 # a hung tool must not hang the probe; old busybox knows no -k
 if timeout -k 2 5 true 2>/dev/null; then bounded() { timeout -k 2 "$@"; }
@@ -49,10 +53,12 @@ part locale 5 'for f in /etc/locale.conf /etc/default/locale /etc/sysconfig/i18n
   do [ -r $f ] && grep -E "^(LANG|LC_ALL)=" $f; done; exit 0'
 part clock 15 'timedatectl show -p NTPSynchronized 2>/dev/null ||
     timedatectl status 2>/dev/null | sed -n "s/.*synchronized: */NTPSynchronized=/p"
-  for u in chronyd chrony ntpd ntp ntpsec systemd-timesyncd
-  do s=$(systemctl is-active $u 2>/dev/null); [ "$s" = active ] && echo "service $u"; done; exit 0'
+  set -f; systemctl list-units --plain --no-legend --state=active $PROBE_CLOCKS 2>/dev/null |
+    sed -n "s/^\([^ ]*\)\.service .*/service \1/p"; exit 0'
 part reboot 5 'for f in /run/reboot-required /var/run/reboot-required
   do [ -e $f ] && { echo $f; break; }; done; exit 0'
+part account 10 '[ "$PROBE_ACCOUNT" ] || exit 0
+  getent passwd "$PROBE_ACCOUNT" | sed "s/^/user /"; getent group "$PROBE_ACCOUNT" | sed "s/^/group /"'
 part earlier 5 '[ -e /run/fp8fleet.work ] && echo yes; exit 0'
 
 part cpu 5 'grep -c "^processor" /proc/cpuinfo

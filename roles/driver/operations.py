@@ -129,13 +129,16 @@ def _fetch_script(item: DriverPlan, folder: str, file: str) -> str:
     part, url = f"{file}.part", shlex.quote(item.url or "")
     curl = curl_command(part)
     return (
-        f"umask 022; mkdir -p {folder}; [ -e {file} ] && exit 0; "
+        f"umask 022; mkdir -p {folder} || exit 1; for f in {file} {part}; do [ ! -d $f ] ||"
+        ' { echo "driver: $f is a directory: move it away" >&2; exit 1; }; done; '
+        f"[ -f {file} ] && exit 0; "
         f"{_checked(item, part)} || {curl} -C - {url} || {{ "
-        # 33: the server gives no ranges; 22: nothing is left to give, the part is as long or longer
-        f"case $? in 22|33) rm -f {part}; {curl} {url} ;; *) false ;; esac; }} || exit 1; "
+        # 33: the server gives no ranges; 22, of a file 36: nothing is left to give, the part is as
+        # long or longer
+        f"case $? in 22|33|36) rm -f {part}; {curl} {url} ;; *) false ;; esac; }} || exit 1; "
         f'{_checked(item, part)} || {{ echo "driver: {item.name}: expected SHA256 {item.sha256},'
         f' got $(sha256sum <{part} | cut -c1-64): {item.url} gives another file, or a part of it"'
-        f" >&2; rm -f {part}; exit 1; }}; sync {part} && mv -f {part} {file}"
+        f" >&2; rm -f {part}; exit 1; }}; sync {part} && mv -fT {part} {file}"
     )
 
 

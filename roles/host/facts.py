@@ -9,20 +9,12 @@ from dataclasses import dataclass, field
 
 from pyinfra.api import FactBase
 
+from fp8fleet import catalog
+from fp8fleet.accounts import Account, group_id, passwd_account
 from fp8fleet.plan import NVIDIA_UNIT, PERSISTENCE_UNIT, STATE_DIRECTORY, HostPlan
 from roles.facts import PathState, PathStates
 
 DNF_CONFIGURATION = "/etc/dnf/dnf.conf"
-
-TIME_UNITS = (
-    "systemd-timesyncd.service",
-    "chronyd.service",
-    "chrony.service",
-    "ntpd.service",
-    "ntp.service",
-    "ntpsec.service",
-)
-"""Units that keep the clock; chrony is called so on Debian, chronyd elsewhere."""
 
 NOUVEAU = "nouveau"
 """Under this name it is noted with which file the initramfs was built."""
@@ -101,7 +93,8 @@ class KernelParameters(FactBase[dict[str, KernelParameter]]):
         return (
             f"for n in {quoted}; do f=/proc/sys/$(echo $n | tr . /); "
             'if [ ! -e $f ]; then echo "$n - -"; '
-            'else [ -w $f ] && w=rw || w=ro; echo "$n $w $(cat $f)"; fi; done'
+            # some have several lines, others cannot be read
+            'else [ -w $f ] && w=rw || w=ro; echo "$n $w $(tr 2>/dev/null "\\n" " " <$f)"; fi; done'
         )
 
     @staticmethod
@@ -111,19 +104,12 @@ class KernelParameters(FactBase[dict[str, KernelParameter]]):
     def process(self, output: list[str]) -> dict[str, KernelParameter]:
         found = {}
         for line in output:
-            name, access, *value = line.split()
-            known = None if access == "-" else " ".join(value)
-            found[name] = KernelParameter(known, access == "rw")
+            match line.split():
+                case [name, "-", "-"]:
+                    found[name] = KernelParameter(None, False)
+                case [name, ("rw" | "ro") as access, *value]:
+                    found[name] = KernelParameter(" ".join(value), access == "rw")
         return found
-
-
-@dataclass(frozen=True)
-class Account:
-    """A user: its primary group's id, home and shell."""
-
-    gid: str
-    home: str
-    shell: str
 
 
 @dataclass(frozen=True)
@@ -157,6 +143,8 @@ class HostFacts:
     group: str | None = None
     """Id of the service user's group."""
     units: Mapping[str, Unit] = field(default_factory=dict)
+    clocks: tuple[str, ...] = ()
+    """Units that run and keep the clock."""
     applied: Mapping[str, str] = field(default_factory=dict)
     """Digest of what is in force by its name, as noted when it was put in force."""
     dnf_sources: tuple[str, ...] = ()
@@ -180,6 +168,7 @@ class HostState(FactBase[HostFacts]):
             "user": f"getent passwd {user} || true",
             "group": f"getent group {user} || true",
             "units": _show_units(_units(plan)),
+            "clocks": _show_active(catalog.clock_units()),
             "applied": _SHOW_APPLIED,
             "dnf": dnf_block_command("sources"),
             "container": "systemd-detect-virt --quiet --container && echo yes; true",
@@ -192,15 +181,14 @@ class HostState(FactBase[HostFacts]):
 
     def process(self, output: list[str]) -> HostFacts:
         parts = _parts(output)
-        user = next((line.split(":") for line in parts.get("user", ())), None)
-        group = next((line.split(":") for line in parts.get("group", ())), None)
         return HostFacts(
             paths=PathStates().process(parts.get("paths", [])),
             packages=InstalledPackages().process(parts.get("packages", [])),
             parameters=KernelParameters().process(parts.get("parameters", [])),
-            user=Account(user[3], user[5], user[6]) if user else None,
-            group=group[2] if group else None,
+            user=passwd_account(parts.get("user", ())),
+            group=group_id(parts.get("group", ())),
             units=dict(_unit(line) for line in parts.get("units", ())),
+            clocks=tuple(line.split()[0] for line in parts.get("clocks", ())),
             applied=_applied(parts.get("applied", ())),
             dnf_sources=tuple(parts.get("dnf", ())),
             container="yes" in parts.get("container", ()),
@@ -213,6 +201,11 @@ _SHOW_APPLIED = f"cd {STATE_DIRECTORY} 2>/dev/null && grep -s . *.applied /dev/n
 def _show_units(names: Sequence[str]) -> str:
     show = "systemctl show -p LoadState,ActiveState,UnitFileState,NeedDaemonReload $u"
     return f'for u in {" ".join(names)}; do echo "$u" $({show} 2>/dev/null); done'
+
+
+def _show_active(patterns: Sequence[str]) -> str:
+    quoted = " ".join(map(shlex.quote, patterns))
+    return f"systemctl list-units --plain --no-legend --state=active {quoted} 2>/dev/null; true"
 
 
 def _joined(parts: Mapping[str, str]) -> str:
@@ -233,7 +226,7 @@ def _paths(plan: HostPlan) -> list[str]:
 def _units(plan: HostPlan) -> list[str]:
     ready = plan.preparation
     names = [service.unit for service in ready.services]
-    return [*TIME_UNITS, *names, *ready.retired]
+    return [ready.time.unit, *names, *ready.retired]
 
 
 def _parts(output: list[str]) -> dict[str, list[str]]:
@@ -249,7 +242,7 @@ def _parts(output: list[str]) -> dict[str, list[str]]:
 
 def _unit(line: str) -> tuple[str, Unit]:
     name, *pairs = line.split()
-    values = dict(pair.split("=", 1) for pair in pairs)
+    values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     return name, Unit(
         load=values.get("LoadState", ""),
         active=values.get("ActiveState") == "active",

@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Iterator
 
 from pyinfra import host, logger
-from pyinfra.api import StringCommand, operation
+from pyinfra.api import FunctionCommand, StringCommand, operation
 
+from fp8fleet.accounts import COMMENT, REMEDY, Account, whose
 from fp8fleet.plan import NVIDIA_UNIT, PERSISTENCE_UNIT, STATE_DIRECTORY, UNIT_DIRECTORY, HostPlan
 from roles.host.distribution import install_command, refreshed
-from roles.host.facts import NOUVEAU, TIME_UNITS, NvidiaState
+from roles.host.facts import NOUVEAU, NvidiaState
 from roles.host.state import forget, host_facts
-from roles.operations import streamed
+from roles.operations import failed, streamed
 
 _REBUILD_INITRAMFS = {
     "apt": ("update-initramfs", "update-initramfs -u -k all"),
@@ -31,27 +32,30 @@ def _note(name: str, digest: str) -> str:
 
 
 @operation()
-def service_user(plan: HostPlan) -> Iterator[StringCommand]:
+def service_user(plan: HostPlan) -> Iterator[StringCommand | FunctionCommand]:
     """Have the system user that runs the servers, with a group of its name and no shell.
 
-    pyinfra's own operations ask five facts for it.
+    Somebody else's account or group of that name fails the host. pyinfra's own operations ask five
+    facts for it.
     """
     facts = host_facts(plan)
     user = plan.service_user
+    if others := whose(facts.user, facts.group, plan.home):
+        yield failed(f"service_user = {user!r}: the host has {others}: {REMEDY}")
+        return
+    settings = f"--comment {COMMENT} --shell {plan.no_login_shell}"
+    if facts.user is None:
+        forget()
+        # user and group at once: a killed run leaves no group that looks like another's
+        create = "useradd --system --user-group --no-create-home"
+        yield StringCommand(f"{create} --home-dir {plan.home} {settings} {user}")
+        return
     if facts.group is None:
         forget()
         yield StringCommand(f"groupadd --system {user}")
-    settings = f"--gid {user} --home-dir {plan.home} --shell {plan.no_login_shell}"
-    if facts.user is None:
+    if facts.user != Account(facts.group or "", COMMENT, plan.home, plan.no_login_shell):
         forget()
-        yield StringCommand(f"useradd --system --no-create-home {settings} {user}")
-    elif (facts.user.gid, facts.user.home, facts.user.shell) != (
-        facts.group,
-        plan.home,
-        plan.no_login_shell,
-    ):
-        forget()
-        yield StringCommand(f"usermod {settings.replace('--home-dir', '--home')} {user}")
+        yield StringCommand(f"usermod --gid {user} --home {plan.home} {settings} {user}")
 
 
 @operation()
@@ -120,12 +124,11 @@ def clock(plan: HostPlan) -> Iterator[StringCommand]:
         if time.digest:
             _warn("ntp_servers: a container has the clock of the machine below; nothing started")
         return
-    others = [name for name in TIME_UNITS if name != time.unit and facts.unit(name).active]
     unit = facts.unit(time.unit)
-    if others and not unit.active:
+    if facts.clocks and not unit.active:
         if time.digest:
             _warn(
-                f"{others[0]} keeps this host's clock, not {time.unit}: ntp_servers is not in"
+                f"{facts.clocks[0]} keeps this host's clock, not {time.unit}: ntp_servers is not in"
                 " force; set its servers by hand, or stop it and run again"
             )
         return

@@ -42,8 +42,9 @@ class Kysec(FactBase[KysecState]):
         values = {}
         untrusted = []
         for line in output:
-            if line.startswith("program "):
-                _, program, *label = line.split()
+            words = line.split()
+            if len(words) > 1 and words[0] == "program":
+                _, program, *label = words
                 if not any(word.strip(":") in TRUSTED for word in label):
                     untrusted.append(program)
             elif ":" in line:

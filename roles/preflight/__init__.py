@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from gevent import GreenletExit
@@ -13,15 +12,12 @@ from pyinfra.context import ctx_host
 
 from fp8fleet.outside import plain
 from fp8fleet.plan import HostPlan
-from fp8fleet.preflight.facts import parts_of, probe_arguments, user_of
+from fp8fleet.preflight.facts import probe_arguments
 from fp8fleet.preflight.findings import Finding, Judgement
 from fp8fleet.preflight.judge import judge
 from fp8fleet.preflight.report import show, stopping, summary, write_report
 from fp8fleet.session import Session, current, host_plan
-from roles.preflight.facts import HostProbe
-
-TIME_LIMIT_S = 300
-"""For the whole probe; its parts have shorter ones of their own."""
+from roles.preflight.facts import probe
 
 
 @deploy("Preflight")
@@ -61,7 +57,7 @@ def _told(name: str, judgement: Judgement, session: Session) -> list[Finding]:
 
 
 def _probe(plan: HostPlan, full: bool) -> list[str]:
-    """The probe's answer: one command as root, two with sudo, which need not work."""
+    """The probe's answer."""
     needs = plan.requirements
     wants_sudo = bool(host.data.get("_sudo"))
     arguments = probe_arguments(
@@ -71,25 +67,9 @@ def _probe(plan: HostPlan, full: bool) -> list[str]:
         stamps=[space.stamp for space in needs.spaces if space.stamp],
         sizes=[space.path for space in needs.spaces if not space.stamp],
         ports=[planned.port for planned in needs.ports],
+        account=needs.service_user,
     )
-    lines = _ask(arguments, sudo=False)
-    parts = parts_of(lines)
-    if wants_sudo and parts is not None and "time" not in parts and _may_sudo(user_of(parts).sudo):
-        # where sudo does not let us in after all, the first answer says who we are
-        lines = _ask(arguments, sudo=True) or lines
-    return lines
-
-
-def _ask(arguments: list[str], sudo: bool) -> list[str]:
-    lines: list[str] = host.get_fact(
-        HostProbe, arguments=arguments, _sudo=sudo, _ignore_errors=True, _timeout=TIME_LIMIT_S
-    )
-    return lines
-
-
-def _may_sudo(unasked: bool | None) -> bool:
-    """Whether sudo works unasked, or its password is known, or pyinfra can ask a person for it."""
-    return bool(unasked or "prompted_sudo_password" in host.connector_data or sys.stdin.isatty())
+    return probe(arguments, wants_sudo)
 
 
 def _stop() -> None:

@@ -62,28 +62,35 @@ class Selinux(FactBase[SelinuxState]):
         return SelinuxState(None, None, {}, {}, (), {}, ())
 
     def process(self, output: list[str]) -> SelinuxState:
-        rows = [line.split() for line in output]
         found: dict[str, list[list[str]]] = {}
-        for row in rows:
-            if row:
-                found.setdefault(row[0], []).append(row[1:])
+        for kind, *words in (line.split() for line in output if line.strip()):
+            # a word short: nothing that the host's files mean
+            if len(words) >= _WORDS.get(kind, 1):
+                found.setdefault(kind, []).append(words)
         enforce = found.get("enforce", [[""]])[0]
         pairs = [row[0].partition("=") for row in found.get("persistent", [])]
         return SelinuxState(
             mode={"1": "enforcing", "0": "permissive"}.get(enforce[0]),
-            configured=next((row[0].lower() for row in found.get("config", []) if row), None),
-            booleans={row[0]: row[1] == "1" for row in found.get("boolean", []) if len(row) > 1},
+            configured=next((row[0].lower() for row in found.get("config", [])), None),
+            booleans={row[0]: row[1] == "1" for row in found.get("boolean", [])},
             persistent={name: value == "1" for name, _, value in pairs},
-            ports=tuple(_port(row) for row in found.get("portcon", [])),
+            ports=tuple(port for row in found.get("portcon", []) if (port := _port(row))),
             equivalences={row[0]: row[1] for row in found.get("like", [])},
             mislabelled=tuple(row[1] for row in found.get("Would", []) if row[0] == "relabel"),
         )
 
 
-def _port(row: list[str]) -> tuple[range, str]:
+_WORDS = {"boolean": 2, "like": 2, "portcon": 3, "Would": 2}
+"""How many words a line has behind its first, where it is more than one."""
+
+
+def _port(row: list[str]) -> tuple[range, str] | None:
     """``tcp 8000-8010 system_u:object_r:http_port_t:s0``, as libsemanage's ports.local has it."""
-    first, _, last = row[1].partition("-")
-    return range(int(first), int(last or first) + 1), row[2].split(":")[2]
+    ports = re.fullmatch(r"(?P<first>[0-9]{1,5})(-(?P<last>[0-9]{1,5}))?", row[1])
+    label = row[2].split(":")
+    if ports is None or len(label) < 3:
+        return None
+    return range(int(ports["first"]), int(ports["last"] or ports["first"]) + 1), label[2]
 
 
 @dataclass(frozen=True)

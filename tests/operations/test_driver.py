@@ -275,6 +275,31 @@ def test_a_file_gets_its_name_only_when_its_digest_is_right(tmp_path: Path) -> N
     assert file.read_bytes() == source.read_bytes()
 
 
+def test_a_part_that_is_longer_than_its_source_is_fetched_anew(tmp_path: Path) -> None:
+    source = tmp_path / "source.run"
+    source.write_bytes(b"x" * 1000)
+    part = tmp_path / "downloads/nvidia.run.part"
+    part.parent.mkdir()
+    part.write_bytes(b"y" * 2000)
+    file, result = fetch(tmp_path, source, hashlib.sha256(source.read_bytes()).hexdigest())
+    assert result.returncode == 0, result.stderr
+    assert file.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["nvidia.run", "nvidia.run.part"])
+def test_a_directory_in_the_installers_place_is_one_line_and_stays(
+    tmp_path: Path, name: str
+) -> None:
+    source = tmp_path / "source.run"
+    source.write_bytes(b"x")
+    (tmp_path / "downloads" / name).mkdir(parents=True)
+    _, result = fetch(tmp_path, source, hashlib.sha256(b"x").hexdigest())
+    assert result.returncode == 1
+    said = f"driver: {tmp_path}/downloads/{name} is a directory: move it away\n"
+    assert result.stderr == said
+    assert [path.name for path in (tmp_path / "downloads").iterdir()] == [name]
+
+
 def install(tmp_path: Path, text: str, item: DriverPlan = RUN, options: str = "--silent") -> Any:
     file = tmp_path / "installer.run"
     file.write_text(text)

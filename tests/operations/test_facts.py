@@ -7,16 +7,29 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import PROXY, REPO, asked, commands, group, owner, program, run
 
 from roles.accept.facts import LoggedKvCaches
+from roles.cmake.facts import Cmake
+from roles.driver.facts import Drivers
 from roles.facts import PathState, PathStates
-from roles.host.facts import InstalledPackages, KernelParameter, KernelParameters
+from roles.host.facts import (
+    AvailableVersions,
+    Holds,
+    HostState,
+    InstalledPackages,
+    KernelParameter,
+    KernelParameters,
+    NvidiaState,
+)
+from roles.kysec.facts import Kysec
 from roles.model.facts import ModelIsWhole
 from roles.nginx.facts import Nginx, NginxState, OurNginxRuns
 from roles.nginx.operations import live_configuration
+from roles.selinux.facts import Denials, Selinux
 from roles.vllm.facts import Server, ServerState, UnitNames
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -178,6 +191,44 @@ def test_this_kernel_is_asked() -> None:
     assert found["kernel.ostype"].value == "Linux"
     assert not found["kernel.ostype"].writable
     assert found["no.such.parameter"] == KernelParameter(None, False)
+
+
+def test_a_kernel_parameter_of_several_lines_is_one_value(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/info").write_text("CD-ROM information\n\ndrive name:\tsr0\nx\n")
+    command = KernelParameters().command(names=["dev.info"]).replace("/proc/sys", str(tmp_path))
+    found = KernelParameters().process(run(command).stdout.splitlines())
+    assert found["dev.info"].value == "CD-ROM information drive name: sr0 x"
+
+
+# What a host says between its answers
+
+
+NOISE = ["", " ", "x", "x y", "x y z", "a=b", "=", ":", "program ", "@", "\u4e2d \u6587"]
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        *(PathStates, InstalledPackages, KernelParameters, NvidiaState, Holds, Selinux),
+        *(Denials, Kysec, Cmake, Server, Nginx),
+    ],
+)
+def test_noise_means_nothing(fact: Any) -> None:
+    assert fact().process(NOISE) == fact().process([])
+
+
+@pytest.mark.parametrize("fact", [AvailableVersions, Drivers, UnitNames])
+def test_noise_is_no_fault_where_any_name_may_stand(fact: Any) -> None:
+    assert type(fact().process(NOISE)) is type(fact().process([]))
+
+
+@pytest.mark.parametrize(
+    "part", ["paths", "packages", "parameters", "units", "clocks", "applied", "container"]
+)
+def test_noise_within_a_part_of_the_hosts_state_is_no_fault(part: str) -> None:
+    found = HostState().process([f"@{part}", *NOISE])
+    assert (found.user, found.paths, found.packages, found.parameters) == (None, {}, {}, {})
 
 
 # ModelIsWhole

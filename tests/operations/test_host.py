@@ -16,6 +16,8 @@ from harness import RecordedHost, asked, commands, context, host_plan, lines, pr
 from pyinfra import logger
 from pyinfra.api import FunctionCommand, StringCommand
 
+from fp8fleet import catalog
+from fp8fleet.accounts import COMMENT, Account
 from fp8fleet.plan import NVIDIA_UNIT, PERSISTENCE_UNIT, HostPlan, ServicePlan, TimePlan
 from roles.host import distribution
 from roles.host.distribution import (
@@ -26,7 +28,6 @@ from roles.host.distribution import (
     packages,
 )
 from roles.host.facts import (
-    Account,
     AvailableVersions,
     HeldPackages,
     Holds,
@@ -128,7 +129,7 @@ RECORDED = [
     "@parameters",
     "net.core.somaxconn rw 4096",
     "@user",
-    "vllm:x:999:998::/var/cache/fp8fleet/home:/usr/sbin/nologin",
+    "vllm:x:999:998:fp8fleet:/var/cache/fp8fleet/home:/usr/sbin/nologin",
     "@group",
     "vllm:x:998:",
     "@units",
@@ -137,6 +138,8 @@ RECORDED = [
     "chronyd.service LoadState=not-found ActiveState=inactive UnitFileState= NeedDaemonReload=no",
     "systemd-journald.service LoadState=loaded ActiveState=active UnitFileState=static"
     " NeedDaemonReload=yes",
+    "@clocks",
+    "phc2sys@eth0.service loaded active running Synchronize system clock for eth0",
     "@applied",
     "systemd-journald.service.applied:0123",
     "@dnf",
@@ -151,13 +154,14 @@ def test_every_part_of_the_answer_is_read() -> None:
     assert found.paths["/etc/x"].sha256 == "abc"
     assert found.packages == {"nginx": ("1.22.1-9",)}
     assert found.parameters == {"net.core.somaxconn": KernelParameter("4096", True)}
-    assert found.user == Account("998", "/var/cache/fp8fleet/home", "/usr/sbin/nologin")
+    assert found.user == Account("998", COMMENT, "/var/cache/fp8fleet/home", "/usr/sbin/nologin")
     assert found.group == "998"
     assert found.unit("systemd-timesyncd.service") == Unit("loaded", False, "disabled")
     assert not found.unit("chronyd.service").exists
     assert found.unit("systemd-journald.service") == Unit("loaded", True, "static", True)
     assert not found.unit("never.asked").exists
     assert found.applied == {"systemd-journald.service": "0123"}
+    assert found.clocks == ("phc2sys@eth0.service",)
     assert found.dnf_sources == ("reposdir=/etc/fp8fleet/yum.repos.d",)
     assert found.container
     assert HostState().process([]) == HostFacts()
@@ -501,19 +505,55 @@ def test_what_is_held_is_read(tmp_path: Path) -> None:
 # The service user
 
 
-def test_a_bare_host_gets_group_and_user() -> None:
-    group, user = lines(service_user, {HostState: HostFacts()}, plan=plan())
-    assert group == "groupadd --system vllm"
-    assert user.startswith("useradd --system --no-create-home --gid vllm --home-dir /")
-    assert "--shell /usr/sbin/nologin vllm" in user
+OURS = Account("998", COMMENT, plan().home, plan().no_login_shell)
 
 
-def test_a_user_that_is_right_gets_no_command_and_another_home_is_changed() -> None:
-    right = Account("998", plan().home, plan().no_login_shell)
-    assert lines(service_user, {HostState: HostFacts(user=right, group="998")}, plan=plan()) == []
-    other = HostFacts(user=replace(right, home="/home/x"), group="998")
-    (command,) = lines(service_user, {HostState: other}, plan=plan())
-    assert command.startswith("usermod --gid vllm --home /")
+def test_a_bare_host_gets_user_and_group_in_one_command() -> None:
+    (user,) = lines(service_user, {HostState: HostFacts()}, plan=plan())
+    assert user.startswith("useradd --system --user-group --no-create-home --home-dir /")
+    assert "--comment fp8fleet --shell /usr/sbin/nologin vllm" in user
+
+
+def test_a_user_that_is_right_gets_no_command() -> None:
+    facts = {HostState: HostFacts(user=OURS, group="998")}
+    assert lines(service_user, facts, plan=plan()) == []
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        replace(OURS, home="/data/cache/home"),
+        replace(OURS, comment=""),
+        replace(OURS, shell="/bin/sh"),
+        replace(OURS, gid="100"),
+    ],
+)
+def test_a_user_that_fp8fleet_made_is_brought_up_to_date(user: Account) -> None:
+    facts = {HostState: HostFacts(user=user, group="998")}
+    (command,) = lines(service_user, facts, plan=plan())
+    assert command.startswith(f"usermod --gid vllm --home {plan().home} --comment fp8fleet ")
+
+
+@pytest.mark.parametrize(
+    ("passwd", "group"),
+    [
+        ("ops:x:1000:1000::/home/ops:/bin/bash", "ops:x:1000:"),
+        ("nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin", ""),
+        ("www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin", "www-data:x:33:"),
+        ("", "disk:x:6:"),
+        ("an odd line", "an odd line"),
+        ("", "odd"),
+    ],
+)
+def test_somebody_elses_account_or_group_is_one_line_and_stays_as_it_is(
+    passwd: str, group: str
+) -> None:
+    facts = HostState().process(["@user", passwd, "@group", group])
+    texts, said = executed(service_user, [facts], {}, plan=plan())
+    assert texts == []
+    (line,) = said
+    assert line.startswith("service_user = 'vllm': the host has a")
+    assert "set service_user to a name that the host does not have" in line
 
 
 # Kernel parameters
@@ -595,10 +635,10 @@ CHRONY = TimePlan("chronyd.service", "chrony", "d3")
 
 
 def test_a_host_whose_clock_is_kept_is_left_whoever_keeps_it() -> None:
-    for name in ("chrony.service", "ntpd.service"):
-        facts = HostFacts(units={name: RUNS})
+    for name in ("chrony.service", "openntpd.service", "phc2sys@eth0.service"):
+        facts = HostFacts(clocks=(name,))
         assert lines(clock, {HostState: facts}, plan=plan(time=TIMESYNCD)) == []
-    facts = HostFacts(units={TIMESYNCD.unit: RUNS})
+    facts = HostFacts(units={TIMESYNCD.unit: RUNS}, clocks=(TIMESYNCD.unit,))
     assert lines(clock, {HostState: facts}, plan=plan(time=TIMESYNCD)) == []
 
 
@@ -613,7 +653,7 @@ def test_where_nothing_keeps_the_clock_the_platforms_service_is_installed_and_st
 
 def test_the_sites_servers_restart_the_service_once() -> None:
     asked_for = plan(family="dnf", time=CHRONY)
-    facts = HostFacts(units={CHRONY.unit: RUNS})
+    facts = HostFacts(units={CHRONY.unit: RUNS}, clocks=(CHRONY.unit,))
     (start,) = lines(clock, {HostState: facts}, plan=asked_for)
     assert "systemctl restart chronyd.service" in start
     noted = replace(facts, applied={CHRONY.unit: "d3"})
@@ -631,9 +671,16 @@ def test_a_container_is_told_and_left(warnings: list[str]) -> None:
 
 
 def test_another_time_service_is_told_where_the_inventory_has_servers(warnings: list[str]) -> None:
-    facts = HostFacts(units={"ntpd.service": RUNS})
+    facts = HostFacts(clocks=("ntpd.service",))
     assert lines(clock, {HostState: facts}, plan=plan(time=CHRONY)) == []
     assert "ntpd.service keeps this host's clock, not chronyd.service" in warnings[0]
+
+
+def test_whoever_the_catalogue_knows_to_keep_a_clock_is_asked_for(path: Path) -> None:
+    program(path, "systemctl", 'case $1 in list-units) shift 4; printf "%s x x x\\n" "$@" ;; esac')
+    assert asked(HostState, plan=plan()).clocks == catalog.clock_units()
+    program(path, "systemctl", "exit 1")
+    assert asked(HostState, plan=plan()).clocks == ()
 
 
 # NVIDIA's devices

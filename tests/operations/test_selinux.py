@@ -90,6 +90,18 @@ def test_the_state_is_read_from_one_answer() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("enforce", "config", "boolean", "boolean x", "persistent", "like", "like /data"),
+        *("portcon", "portcon tcp", "portcon tcp 80", "portcon tcp x u:r:t:s0"),
+        *("portcon tcp 80 odd", "portcon tcp 8-x u:r:t:s0", "Would", "Would relabel", "Would x y"),
+    ],
+)
+def test_a_line_with_a_word_too_few_means_nothing(line: str) -> None:
+    assert Selinux().process([line]) == Selinux().process([])
+
+
 def tree(root: Path, store: str = "var/lib/selinux/default/active") -> None:
     """The files that the fact reads, as a Debian 12 machine has them."""
     files = {

@@ -53,6 +53,7 @@ def test_every_platform_has_a_known_package_family_and_a_c_library() -> None:
         assert {compiler, "ninja-build", "numactl"} <= set(platform.serving_packages), name
         clocks = {"apt": "systemd-timesyncd.service", "dnf": "chronyd.service"}
         assert platform.time_service == clocks[platform.family], name
+        assert platform.time_service in catalog.clock_units(), name
         assert platform.kernel_packages, name
         assert {"ca-certificates", "curl"} <= set(platform.packages), name
 

@@ -71,6 +71,12 @@ def test_the_driver_floor_follows_the_wheels_cuda(release: str, driver: str, fit
     assert fits(release, replace(UBUNTU, driver=driver)) == fitting
 
 
+def test_a_driver_of_nvidias_says_nothing_of_another_accelerator() -> None:
+    assert not fits("0.33.0", replace(UBUNTU, driver="470.1"))
+    assert fits("0.33.0", replace(UBUNTU, accelerator="cpu", driver="470.1"))
+    assert not fits("0.33.0", replace(UBUNTU, accelerator=None, driver="470.1"))
+
+
 def test_a_driver_branch_that_has_ended_only_warns() -> None:
     found = warnings("0.19.1", replace(UBUNTU, driver="535.104.05"))
     assert "branch 535 ended in 2026-06" in found["driver-life"]
@@ -93,6 +99,9 @@ def test_the_guides_pydantic_pin_is_refused_for_the_guides_release() -> None:
         ("torch==2.14.0+cpu", True),
         ("torch==2.13.0", False),
         ("numpy==1.0", True),
+        ("vllm==0.33.0", True),
+        ("vllm==0.6.3", False),
+        ("VLLM==0.6.3", False),
     ],
 )
 def test_a_pin_has_to_lie_in_the_releases_range(pin: str, fitting: bool) -> None:
@@ -144,6 +153,11 @@ def test_a_cuda_release_does_not_run_on_ascend() -> None:
         ("a100-80g", "fp8", False),
         ("a100-80g", "auto", True),
         ("h100-80g", "fp16", False),
+        ("h100-80g", "FP16", False),
+        ("h100-80g", "FP8", False),
+        ("h100-80g", "bogus", False),
+        ("h100-80g", "", False),
+        ("h100-80g", "float16", True),
         ("a100-80g", None, True),
     ],
 )
@@ -240,6 +254,27 @@ def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {v["gate"] for v in report["verdicts"]} == {"driver", "driver-life"}
 
 
+def test_json_may_stand_before_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalog", "--json", *CHECK[1:]]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("pin", "code"),
+    [
+        ("pydantic == 1.10.17", 1),
+        ("pydantic[email]==1.10.17", 1),
+        ("Pydantic==1.10.17", 1),
+        ("vllm==0.6.3", 1),
+        ("pydantic == 2.12.5", 0),
+    ],
+)
+def test_a_pin_may_be_written_as_pip_reads_it(
+    pin: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*CHECK, "--pin", pin]) == code
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -247,7 +282,17 @@ def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["catalog", "check", "0.33.0", "--platform", "kylin-v9"], "--platform kylin-v9: unknown"),
         ([*CHECK, "--gpu", "h100"], "--gpu h100: unknown; known are h100-80g"),
         ([*CHECK, "--pin", "pydantic"], "--pin pydantic: expected NAME==VERSION"),
+        ([*CHECK, "--pin", "pydantic>=2"], "--pin pydantic>=2: expected NAME==VERSION"),
+        ([*CHECK, "--pin", "pydantic==2.*"], "--pin pydantic==2.*: expected NAME==VERSION"),
+        ([*CHECK, "--pin", "pydantic==2.12,==2.13"], "--pin pydantic==2.12,==2.13: expected NAME"),
+        ([*CHECK, "--pin", "a==1; extra == 'b'"], "--pin a==1; extra == 'b': expected NAME"),
+        ([*CHECK, "--pin", "==1"], "--pin ==1: expected NAME==VERSION"),
         ([*CHECK, "--driver", "new"], "--driver new: expected a version"),
+        ([*CHECK, "--driver", "1!5"], "--driver 1!5: expected a version"),
+        ([*CHECK, "--driver", ""], "--driver : expected a version"),
+        ([*CHECK, "--driver", "580.95.05rc1"], "--driver 580.95.05rc1: expected a version"),
+        ([*CHECK, "--python", ""], "--python : expected a version"),
+        ([*CHECK, "--python", "abc"], "--python abc: expected a version"),
     ],
 )
 def test_an_unknown_name_is_one_line_and_exit_code_2(

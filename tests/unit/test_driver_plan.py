@@ -97,7 +97,28 @@ def test_the_order_is_the_catalogues_whatever_the_inventorys(site: Site) -> None
         ({**RUN, "packages": ["x"]}, "packages belong to source = 'packages'"),
         ({**RUN, "name": "fabric-manager"}, "comes in packages only"),
         ({**NVIDIA, "packages": ["a b"]}, "packages"),
-        ({**RUN, "version": "535.104.05"}, "550 or newer"),
+        ({**RUN, "version": "535.104.05", "source": "file:///mnt/x.run"}, "550 or newer"),
+        (
+            {**RUN, "source": URL.replace("x86_64", "aarch64")},
+            "drivers: nvidia: source is for aarch64, arch is x86_64",
+        ),
+        (
+            {**RUN, "source": URL.replace("580.95.05", "570.1")},
+            "drivers.0: nvidia: source has version 570.1, version is 580.95.05",
+        ),
+        *(
+            ({**NVIDIA, "version": version}, "drivers.0.version = ")
+            for version in (
+                "580.95.05\u00e9",
+                "580.95.05_1",
+                "580..",
+                "580.",
+                ".1",
+                "5" * 60,
+                "\uff15",
+            )
+        ),
+        ({**NVIDIA, "version": "580.rc1"}, "version '580.rc1': numbers and dots are needed"),
         ({"name": "cann-toolkit", "version": "9.1.0"}, "is for ascend accelerators"),
         ({**NVIDIA, "version": "570.86.15"}, "580.65.06"),
     ],
@@ -121,6 +142,34 @@ def test_huaweis_software_comes_by_installer_only_and_in_the_engines_version(sit
     installer = {**toolkit, "source": "https://m.example.com/cann.run", "sha256": DIGEST}
     for version in ("8.5.0", "9.1.0.RC1", "9.1.0.alpha001", "9.1.01"):
         assert "needs 9.1.0" in refused(site, {**installer, "version": version})
+
+
+HUAWEI = "https://m.example.com/Ascend-hdk-910b-npu-"
+
+
+@pytest.mark.parametrize(
+    ("driver", "message"),
+    [
+        ({"source": f"{HUAWEI}driver_25.5.0_linux-x86-64.run"}, None),
+        ({"source": f"{HUAWEI}driver_25.5.0_linux-x86-64.run?a=b"}, None),
+        ({"source": "https://m.example.com/ascend.run"}, None),
+        ({"source": f"{HUAWEI}driver_25.5.0_linux-aarch64.run"}, "source is for aarch64"),
+        ({"source": f"{HUAWEI}driver_24.1.rc2_linux-x86-64.run"}, "has version 24.1.rc2"),
+        (
+            {"name": "ascend-firmware", "source": f"{HUAWEI}firmware_7.1.0.run"},
+            "has version 7.1.0, version is 25.5.0",
+        ),
+    ],
+)
+def test_huaweis_installers_are_told_by_their_names(
+    site: Site, driver: dict[str, Any], message: str | None
+) -> None:
+    ascend(site)
+    asked = {"name": "ascend-driver", "version": "25.5.0", "sha256": DIGEST, **driver}
+    if message is None:
+        assert [item.url for item in planned(site, asked).items] == [driver["source"]]
+    else:
+        assert message in refused(site, asked)
 
 
 def test_a_driver_whose_branch_has_ended_is_a_note(site: Site) -> None:

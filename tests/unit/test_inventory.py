@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from fleets import DIGEST, GATEWAY, INSTANCE, SERVING, Site, refusal, without
-from pyinfra.connectors.ssh import connector_data_meta
+from pyinfra.connectors.ssh import ConnectorData, connector_data_meta
 
 from fp8fleet.inventory import check_secrets, load_fleet, parse_data
 
@@ -49,6 +49,17 @@ def test_keys_of_pyinfra_itself_and_our_switches_are_no_keys_of_a_host(site: Sit
     site.everyone = {"_sudo": True, "_env": {"LC_ALL": "C"}, "ssh_user": "deploy"}
     site.hosts = {"gpu-1": {"ssh_port": 2222, "ssh_known_hosts_file": "/x"}}
     assert site.fleet("verify=full").hosts[0].name == "gpu-1"
+
+
+def test_the_user_that_ssh_logs_in_as_is_no_service_user(site: Site) -> None:
+    site.everyone["ssh_user"] = "deploy"
+    site.serving["service_user"] = "deploy"
+    assert site.refusal().endswith(
+        "group all: ssh_user = 'deploy': is service_user too, which fp8fleet makes without a shell:"
+        " name another service_user"
+    )
+    site.serving.pop("service_user")
+    assert "--data: ssh_user = 'vllm': is service_user too" in site.refusal("ssh_user=vllm")
 
 
 def test_an_unknown_key_of_a_group_is_refused_with_the_likely_one(site: Site) -> None:
@@ -114,9 +125,31 @@ def test_a_misspelt_key_of_pyinfra_on_the_command_line_is_refused(site: Site) ->
 
 
 def test_every_key_of_pyinfras_connection_is_taken(site: Site) -> None:
-    site.everyone = dict.fromkeys(without(connector_data_meta, "ssh_port"), "x")
+    examples = {str: "x", int: 2, float: 0.5, bool: True, dict: {}}
+    types = get_type_hints(ConnectorData)
+    assert types.keys() == connector_data_meta.keys()
+    site.everyone = {key: examples[kind] for key, kind in types.items()}
     assert len(site.everyone) > 10
     assert site.fleet().hosts[0].ssh_hostname == "x"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("ssh_user", 5, "a text"),
+        ("ssh_key", None, "a text"),
+        ("ssh_password", ["hunter2"], "a text"),
+        ("ssh_allow_agent", "yes", "True or False"),
+        ("ssh_connect_retries", True, "a number"),
+        ("ssh_connect_retry_max_delay", "1", "a number"),
+        ("ssh_paramiko_connect_kwargs", "x", "a table"),
+    ],
+)
+def test_a_connections_key_of_another_type_is_refused_and_its_value_not_repeated(
+    site: Site, key: str, value: Any, expected: str
+) -> None:
+    site.everyone[key] = value
+    assert site.refusal().endswith(f"site.py: group all: {key}: expected {expected}")
 
 
 def test_a_wrong_value_of_the_last_group_names_that_group(site: Site) -> None:
@@ -186,7 +219,7 @@ def test_a_gateway_needs_no_engine(gateway_site: Site) -> None:
     assert gateway.spec.engine_release is None
 
 
-@pytest.mark.parametrize("port", ["22", 0, -1, 65536, 22.0, True])
+@pytest.mark.parametrize("port", ["22", 0, -1, 65536, 22.0, True, None])
 def test_an_ssh_port_that_is_none_is_refused(site: Site, port: Any) -> None:
     site.hosts = {"gpu-1": {"ssh_port": port}}
     assert f"host gpu-1: ssh_port: {port!r} is not a port number (1-65535)" in site.refusal()

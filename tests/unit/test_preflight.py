@@ -91,6 +91,35 @@ def test_a_gateway_is_not_asked_for_devices(gateway_site: Site) -> None:
     assert findings(plan, UBUNTU, "broken/driver-missing") == {}
 
 
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (
+            ["user vllm:x:1000:1000::/home/vllm:/bin/bash", "group vllm:x:1000:"],
+            "vllm: an account with the home /home/vllm and the shell /bin/bash",
+        ),
+        (["group vllm:x:6:"], "vllm: a group of that name (id 6)"),
+        (["user vllm"], "vllm: an account with the home ? and the shell ?"),
+    ],
+)
+def test_a_service_user_that_is_somebody_elses_stops_the_host(
+    site: Site, lines: list[str], found: str
+) -> None:
+    plan = plan_of(site)
+    told = ["@account", *(f" {line}" for line in lines), *for_plan(plan, UBUNTU, H200)]
+    (finding,) = judge(plan, told, NOW).findings
+    assert (finding.code, finding.severity) == ("user-taken", "error")
+    assert finding.found == found
+
+
+@pytest.mark.parametrize("account", ["::{home}:/bin/sh", ":fp8fleet:/data/home:/sbin/nologin"])
+def test_a_service_user_that_fp8fleet_made_is_fine(site: Site, account: str) -> None:
+    plan = plan_of(site)
+    line = f" user vllm:x:998:998{account.format(home=plan.home)}"
+    told = ["@account", line, " group vllm:x:998:", *for_plan(plan, UBUNTU, H200)]
+    assert judge(plan, told, NOW).findings == ()
+
+
 # Bad input: one finding each
 
 
@@ -387,7 +416,7 @@ def test_disk_of_what_is_there_already_is_not_needed_again(site: Site) -> None:
 def test_a_partial_model_needs_the_rest_only(site: Site) -> None:
     size = 100 << 30
     site.file("models/tiny/manifest.toml", MANIFEST.replace("size = 2", f"size = {size}"))
-    plan = plan_of(site, model_directory="/opt/fp8fleet/models")
+    plan = plan_of(site, model_directory="/opt/fp8fleet-models")
     lines = for_plan(plan, UBUNTU, H200, "broken/no-space")
     lines = with_lines(lines, stamps=str(plan.requirements.spaces[1].stamp))
     (finding,) = [f for f in judge(plan, lines, NOW).findings if f.code == "disk-short"]

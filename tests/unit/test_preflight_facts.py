@@ -281,11 +281,14 @@ def test_the_probe_runs_to_its_end_in_every_shell(shell: list[str], tmp_path: Pa
         stamps=[f"{tmp_path}/held", f"{tmp_path}/none"],
         sizes=[str(tmp_path)],
         ports=[9],
+        account="root",
     )
     parts = parts_of(run(shell, *arguments))
     assert parts is not None
     found = read_facts(parts)
     assert found.timed_out == ()
+    assert found.account is not None
+    assert (found.account.home, found.account_group) == ("/root", "0")
     assert found.system.os_id
     assert found.system.kernel == os.uname().release
     assert found.system.architecture == os.uname().machine
@@ -327,6 +330,17 @@ def test_a_hung_tool_does_not_hang_the_probe(tmp_path: Path) -> None:
     parts = parts_of(run(["/bin/sh"], PATH=path))
     assert parts is not None
     assert read_facts(parts).accelerators.nvidia_tool == "hung"
+
+
+def test_whoever_the_catalogue_knows_to_keep_a_clock_is_found(
+    shell: list[str], tmp_path: Path
+) -> None:
+    fake(tmp_path, "systemctl", 'case $1 in list-units) shift 4; printf "%s x x x\\n" "$@" ;; esac')
+    arguments = probe_arguments(full=False, need_root=False)
+    parts = parts_of(run(shell, *arguments, PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    assert parts is not None
+    names = [unit.removesuffix(".service") for unit in catalog.clock_units()]
+    assert read_facts(parts).clock.services == tuple(names)
 
 
 def test_the_probe_speaks_ascii_whatever_a_tool_prints(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,12 @@ from fp8fleet.planner import make_plan
 
 HUGE = 10**30
 
+SYSTEM_DIRECTORIES = (
+    *("var/lib/dpkg", "var/lib/apt/x", "var/cache/apt", "var/cache/dnf/x", "var/lib/rpm"),
+    *("var/log", "var/log/x", "var/spool/x", "var/tmp/x", "var/run/x", "var/opt", "run/x"),
+    *("lib32/x", "libx32", "lib64/x", "snap/x", "media", "lost+found"),
+)
+
 
 def server(**changes: Any) -> dict[str, Any]:
     return {"instances": [{**INSTANCE, **changes}]}
@@ -32,6 +39,19 @@ def server(**changes: Any) -> dict[str, Any]:
         *({"model_directory": path} for path in ("/home/x", "/root/x", "/tmp/x", "/etc/x")),
         *({"model_directory": path} for path in ("/var", "/opt", "/srv", "/home", "/-x/y")),
         {"install_directory": "/usr/x"},
+        *({"install_directory": f"/{path}"} for path in SYSTEM_DIRECTORIES),
+        {"install_directory": "/var/lib/fp8fleet/models"},
+        {"install_directory": "/var/lib/fp8fleet/models/x"},
+        {"install_directory": "/var/lib/fp8fleet"},
+        {"install_directory": "/var/cache/fp8fleet"},
+        {"cache_directory": "/var/lib/fp8fleet/models/cache"},
+        {"model_directory": "/opt/fp8fleet/models"},
+        *({key: f"{'9' * 23}g"} for key in ("log_max_size", "nginx_body_size")),
+        *({"sysctl": {"vm.swappiness": value}} for value in (10**40, 2**64, -(2**63) - 1, True)),
+        *(
+            {"sysctl": {"vm.swappiness": value}}
+            for value in ("1" + "0" * 40, "4096 99999999999999999999")
+        ),
         {"cache_directory": "/data/-x"},
         {"conda_frontend_path": "/opt/-x"},
         {"service_user": "root"},
@@ -65,6 +85,36 @@ def test_a_value_that_would_break_the_host_is_refused_with_its_key(
 ) -> None:
     site.serving |= values
     assert next(iter(values)) in site.refusal()
+
+
+class Power:
+    """A number as an inventory may write it."""
+
+    def __repr__(self) -> str:
+        return "10**5000"
+
+
+@pytest.mark.parametrize("key", ["start_timeout", "nginx_listen", "sysctl"])
+def test_a_number_that_python_does_not_even_write_is_one_line(site: Site, key: str) -> None:
+    site.serving[key] = {"vm.swappiness": Power()} if key == "sysctl" else Power()
+    assert f"{key}" in site.refusal()
+
+
+@pytest.mark.parametrize("value", [1.5, [1], {}, None, 2**64])
+def test_a_kernel_parameter_of_another_kind_is_named_as_it_was_written(
+    site: Site, value: Any
+) -> None:
+    site.serving["sysctl"] = {"vm.swappiness": value}
+    assert re.search(r": sysctl\.vm\.swappiness( = \S+)?: (a whole|the kernel)", site.refusal())
+
+
+def test_an_error_names_keys_of_the_inventory_alone(site: Site) -> None:
+    site.serving |= server(options={"seed": 1j})
+    assert ": instances.0.options.seed: " in site.refusal()
+    site.serving |= {"sysctl": {"Net": 1}, "instances": [INSTANCE]}
+    assert ": sysctl.Net = 'Net': " in site.refusal()
+    site.serving |= {"sysctl": {}, "drivers": [{"name": "nvidia"}]}
+    assert ": drivers.0.version: Field required" in site.refusal()
 
 
 @pytest.mark.parametrize("name", ["../../esc", "a/../b", "-x", "", "a b", "a\nb", "x;reboot"])

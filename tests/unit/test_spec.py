@@ -140,7 +140,18 @@ def test_a_path_that_a_shell_or_systemd_could_misread_is_refused(key: str, path:
     assert "path" in refused(**{key: path})
 
 
-@pytest.mark.parametrize("path", ["/opt/fp8fleet", "/data/a-b_c.d+e@f", "/a"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/opt/fp8fleet",
+        "/data/a-b_c.d+e@f",
+        "/a",
+        "/library",
+        "/var/lib/x",
+        "/var/opt/x",
+        "/media/x",
+    ],
+)
 def test_an_ordinary_absolute_path_is_taken(path: str) -> None:
     assert spec(install_directory=path).install_directory == path
 
