@@ -16,11 +16,12 @@ from typing import Any
 from fp8fleet import catalog
 from fp8fleet.catalog import OptionFacts, OptionTable
 from fp8fleet.catalog_check import title
-from fp8fleet.errors import OperatorError
 from fp8fleet.findings import Finding, Severity
-from fp8fleet.jsonfile import JsonError, parse_json, read_regular, shown
+from fp8fleet.jsonfile import shown
 from fp8fleet.manifest import Manifest
 from fp8fleet.quantization import COMPRESSED_TENSORS, NONE, UNKNOWN, quantization_name
+from fp8fleet.quantized import CONFIG
+from fp8fleet.stored import read_config
 
 EAGER = (
     "without CUDA graphs a block-FP8 8B model made 2,142 instead of 10,860 output tokens/s at 64"
@@ -47,17 +48,18 @@ def checkpoint_of(path: Path, manifest: Manifest) -> Checkpoint:
 
     Args:
         path: of the manifest.
+
+    Raises:
+        OperatorError: the config.json is broken.
     """
     try:
-        config = parse_json(read_regular(path.with_name("config.json")))
+        config = read_config(path.with_name(CONFIG))
     except FileNotFoundError:
         return Checkpoint(manifest.quantization)
-    except (OSError, JsonError) as error:
-        raise OperatorError(f"{path.with_name('config.json')}: cannot be read: {error}") from None
-    top = config if isinstance(config, dict) else {}
-    dtype = top.get("dtype", top.get("torch_dtype"))
+    dtype = config.get("dtype", config.get("torch_dtype"))
     return Checkpoint(
-        manifest.quantization or quantization_name(top), dtype if isinstance(dtype, str) else None
+        manifest.quantization or quantization_name(config),
+        dtype if isinstance(dtype, str) else None,
     )
 
 

@@ -466,7 +466,13 @@ def test_without_stored_headers_the_plan_works_and_says_that_it_does_not_know(si
 def test_nothing_is_claimed_where_an_option_uses_memory_otherwise(
     served: Site, option: str
 ) -> None:
-    changed: dict[str, Any] = {option: {"x": 1} if "config" in option else 4}
+    changed: dict[str, Any] = {
+        option: {
+            "cpu-offload-gb": 4,
+            "enable-lora": True,
+            "speculative-config": {"method": "ngram", "num_speculative_tokens": 3},
+        }[option]
+    }
     instance(served, **changed)
     (server,) = served.host_plan().instances
     assert server.capacity is None

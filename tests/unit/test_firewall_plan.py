@@ -87,7 +87,7 @@ def test_the_port_that_ssh_connects_to_is_planned(site: Site) -> None:
 def test_ssh_keeps_its_port(
     site: Site, ssh_port: int | None, keys: dict[str, object], user: str
 ) -> None:
-    site.hosts["gpu-1"] = {"ssh_port": ssh_port, **keys}
+    site.hosts["gpu-1"] = {**keys, **({"ssh_port": ssh_port} if ssh_port else {})}
     message = f"host gpu-1: {user}: port {ssh_port or 22} is SSH's (ssh_port): choose another"
     assert message in site.refusal()
 

@@ -176,9 +176,12 @@ def test_a_matrix_without_affinities_binds_nothing(site: Site) -> None:
     assert bound(site, half, server(size=2)) == {}
 
 
-@pytest.mark.parametrize("option", ["numa-bind", "numa-bind-nodes", "numa-bind-cpus"])
-def test_vllms_own_binding_is_left_alone(site: Site, option: str) -> None:
-    assert bound(site, BRIDGED, server(options={option: True})) == {}
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("numa-bind", True), ("numa-bind-nodes", [0, 1]), ("numa-bind-cpus", ["0-3", "4-7"])],
+)
+def test_vllms_own_binding_is_left_alone(site: Site, option: str, value: object) -> None:
+    assert bound(site, BRIDGED, server(options={option: value})) == {}
 
 
 def test_npus_are_bound_by_their_engine(site: Site) -> None:

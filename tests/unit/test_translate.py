@@ -233,7 +233,7 @@ def test_a_named_model_is_judged_by_its_stored_config(
     assert "contradicts the checkpoint, which is fp8-block" in capsys.readouterr().err
     (folder / "config.json").write_text("{")
     assert main(["translate", line, "--model", "m"]) == 2
-    assert "config.json: cannot be read" in capsys.readouterr().err
+    assert "models/m/config.json: is not JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
