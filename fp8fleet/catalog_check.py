@@ -133,7 +133,7 @@ def _easier(target: Target) -> Iterator[tuple[str, Target]]:
     if target.build == "wheel":
         words = [newer] if target.driver else []
         words += [without] if target.pins else []
-        words.append("built on the host (engine_build = 'source') or in a container")
+        words.append("built on the host (engine_build = 'source', untested)")
         yield " and ".join(words), replace(target, build="source", driver=None, pins=())
 
 
@@ -190,6 +190,16 @@ def _wheel(name: str, release: Release, target: Target) -> Iterator[Verdict]:
                 remedy,
             )
             return
+
+
+def _source(name: str, release: Release, target: Target) -> Iterator[Verdict]:
+    del release
+    if target.build == "source":
+        yield _warning(
+            "source",
+            f"engine_build = 'source': nobody has built {title(name)} on a host with fp8fleet",
+            "docs/host.md, 'Building from source', says what that needs; try one host first",
+        )
 
 
 def _pins(name: str, release: Release, target: Target) -> Iterator[Verdict]:
@@ -335,6 +345,7 @@ def _validated(name: str, release: Release, target: Target) -> Iterator[Verdict]
 GATES: tuple[Gate, ...] = (
     _python,
     _wheel,
+    _source,
     _accelerator,
     _driver,
     _pins,
