@@ -185,12 +185,13 @@ def _clock(case: Case) -> Iterator[Finding]:
             yield Finding(
                 "clock-skew", shown, "the right time, to the second", "check the time sources"
             )
-    if not clock.services and not clock.synchronized:
+    # elsewhere the run starts a time service
+    if case.facts.system.container and not clock.services and not clock.synchronized:
         yield Finding(
             "clock-unsynced",
-            "no time service runs",
-            "chronyd, ntpd or systemd-timesyncd",
-            "start one with the site's time server",
+            "a container, and the kernel's clock is not synchronized",
+            "a time service on the machine below, whose clock this is",
+            "start one there",
         )
 
 
@@ -245,6 +246,19 @@ def _packages(case: Case) -> Iterator[Finding]:
         )
 
 
+def _cmake(case: Case) -> Iterator[Finding]:
+    planned, have = case.cmake, case.facts.cmake
+    if planned is None or planned.url or "cmake" in case.facts.timed_out:
+        return
+    if have is None or Version(have) < Version(planned.minimum):
+        yield Finding(
+            "cmake-old",
+            f"cmake {have}" if have else "no cmake",
+            f"cmake {planned.minimum} or newer: engine_build = 'source'",
+            "set cmake_archive_url and cmake_sha256, or install one",
+        )
+
+
 def _upgrades(case: Case) -> Iterator[Finding]:
     packages = case.facts.packages
     accelerated = case.needs.target.accelerator not in (None, "cpu")
@@ -279,5 +293,6 @@ CHECKS: tuple[Check, ...] = (
     _basics,
     _clock,
     _packages,
+    _cmake,
     _upgrades,
 )

@@ -51,6 +51,7 @@ part clock 15 'timedatectl show -p NTPSynchronized 2>/dev/null ||
     timedatectl status 2>/dev/null | sed -n "s/.*synchronized: */NTPSynchronized=/p"
   for u in chronyd chrony ntpd ntp ntpsec systemd-timesyncd
   do s=$(systemctl is-active $u 2>/dev/null); [ "$s" = active ] && echo "service $u"; done; exit 0'
+part cmake 10 'cmake --version 2>/dev/null | head -n 1'
 part reboot 5 'for f in /run/reboot-required /var/run/reboot-required
   do [ -e $f ] && { echo $f; break; }; done; exit 0'
 part earlier 5 '[ -e /run/fp8fleet.work ] && echo yes; exit 0'
