@@ -166,7 +166,7 @@ def _wheel(name: str, release: Release, target: Target) -> Iterator[Verdict]:
     if target.build != "wheel":
         return
     glibc = catalog.platforms()[target.platform].glibc
-    remedy = "choose another release, or engine_build = 'source'"
+    remedy = "choose another release, or engine_build = 'source' (untested)"
     if target.architecture not in release.architectures:
         has = ", ".join(release.architectures) or "no architecture"
         yield _error(

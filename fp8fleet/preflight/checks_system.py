@@ -104,7 +104,8 @@ def _glibc(case: Case) -> Iterator[Finding]:
             "glibc-old",
             f"glibc {have}",
             f"glibc {needed} or newer for engine_release = {case.needs.release!r}",
-            "choose another release (`fp8fleet catalog check`), or engine_build = 'source'",
+            "choose another release (`fp8fleet catalog check`), or engine_build = 'source'"
+            " (untested)",
         )
     else:
         yield Finding(
