@@ -180,7 +180,9 @@ def _clock(case: Case) -> Iterator[Finding]:
                 "clock-wrong",
                 shown,
                 "the right time, to the second",
-                "set the clock (timedatectl set-time), then start chronyd or systemd-timesyncd",
+                "set the clock of the machine below"
+                if case.facts.system.container
+                else "set the clock (timedatectl set-time); the run starts a time service",
             )
         elif abs(off) > CLOCK_SKEW_S:
             yield Finding(

@@ -285,6 +285,7 @@ def test_a_clock_before_the_epoch_is_wrong(site: Site) -> None:
 def test_years_are_told_as_years(site: Site) -> None:
     found = findings(plan_of(site), UBUNTU, H200, "broken/clock")
     assert re.match(r"21\.\d years behind", found["clock-wrong"].found)
+    assert "timedatectl set-time" in found["clock-wrong"].remedy
 
 
 def test_a_host_without_a_time_service_is_not_told_since_the_run_starts_one(site: Site) -> None:
@@ -300,6 +301,9 @@ def test_a_containers_clock_is_the_business_of_the_machine_below(site: Site) -> 
     loose = judge(plan, replaced(plan, clock=["NTPSynchronized=no"], **inside), NOW).findings
     (told,) = [finding for finding in loose if finding.code == "clock-unsynced"]
     assert told.remedy == "start one there"
+    early = judge(plan, replaced(plan, time=["1104537600"], **inside), NOW).findings
+    (wrong,) = [finding for finding in early if finding.code == "clock-wrong"]
+    assert wrong.remedy == "set the clock of the machine below"
     assert "machine below" in told.needed
 
 
