@@ -51,7 +51,6 @@ part clock 15 'timedatectl show -p NTPSynchronized 2>/dev/null ||
     timedatectl status 2>/dev/null | sed -n "s/.*synchronized: */NTPSynchronized=/p"
   for u in chronyd chrony ntpd ntp ntpsec systemd-timesyncd
   do s=$(systemctl is-active $u 2>/dev/null); [ "$s" = active ] && echo "service $u"; done; exit 0'
-part cmake 10 'cmake --version 2>/dev/null | head -n 1'
 part reboot 5 'for f in /run/reboot-required /var/run/reboot-required
   do [ -e $f ] && { echo $f; break; }; done; exit 0'
 part earlier 5 '[ -e /run/fp8fleet.work ] && echo yes; exit 0'
@@ -75,6 +74,8 @@ part disk 20 'for p in $PROBE_PATHS; do
   done; exit 0'
 part stamps 5 'for p in $PROBE_STAMPS; do [ -e "$p" ] && echo "$p"; done; exit 0'
 part sizes 30 'for p in $PROBE_SIZES; do [ -d "$p" ] && du -sk "$p" 2>/dev/null; done; exit 0'
+
+part cmake 10 'cmake --version 2>/dev/null | head -n 1'
 
 # hosts with rpm may have dpkg as a tool, with an empty database
 part packages 30 'if command -v dpkg-query >/dev/null && { [ -s /var/lib/dpkg/status ] || ! command -v rpm >/dev/null; }; then
