@@ -134,7 +134,7 @@ def _easier(target: Target) -> Iterator[tuple[str, Target]]:
     if target.build == "wheel":
         words = [newer] if target.driver else []
         words += [without] if target.pins else []
-        words.append("built on the host (engine_build = 'source') or in a container")
+        words.append("built on the host (engine_build = 'source', untested)")
         yield " and ".join(words), replace(target, build="source", driver=None, pins=())
 
 
@@ -167,7 +167,7 @@ def _wheel(name: str, release: Release, target: Target) -> Iterator[Verdict]:
     if target.build != "wheel":
         return
     glibc = catalog.platforms()[target.platform].glibc
-    remedy = "choose another release, or engine_build = 'source'"
+    remedy = "choose another release, or engine_build = 'source' (untested)"
     if target.architecture not in release.architectures:
         has = ", ".join(release.architectures) or "no architecture"
         yield _error(
@@ -191,6 +191,16 @@ def _wheel(name: str, release: Release, target: Target) -> Iterator[Verdict]:
                 remedy,
             )
             return
+
+
+def _source(name: str, release: Release, target: Target) -> Iterator[Verdict]:
+    del release
+    if target.build == "source":
+        yield _warning(
+            "source",
+            f"engine_build = 'source': nobody has built {title(name)} on a host with fp8fleet",
+            "docs/host.md, 'Building from source', says what that needs; try one host first",
+        )
 
 
 def _pins(name: str, release: Release, target: Target) -> Iterator[Verdict]:
@@ -344,6 +354,7 @@ def _validated(name: str, release: Release, target: Target) -> Iterator[Verdict]
 GATES: tuple[Gate, ...] = (
     _python,
     _wheel,
+    _source,
     _accelerator,
     _driver,
     _pins,

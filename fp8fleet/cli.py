@@ -202,9 +202,12 @@ def _print_host(console: Console, host: HostPlan) -> None:
     pins = host.preparation.versions
     shown = (f"{name}={pins[name]}" if name in pins else name for name in packages)
     rows.append(("packages", " ".join(shown)))
+    rows.append(("  if absent", f"{host.preparation.time.package} (where no time service runs)"))
     rows.append(("held packages", " ".join(host.preparation.held) or "none"))
-    for driver in host.drivers.items:
-        rows.append((f"driver {driver.name}", driver.url or " ".join(driver.packages)))
+    rows += _driver_rows(host)
+    if host.cmake:
+        archive = host.cmake.url or "no archive is named (cmake_archive_url)"
+        rows.append(("cmake", f"{host.cmake.minimum} or newer: the host's own, else {archive}"))
     for environment in host.environments:
         conda = f" + {' '.join(environment.conda_packages)}" if environment.conda_packages else ""
         rows.append(
@@ -242,6 +245,17 @@ def _print_host(console: Console, host: HostPlan) -> None:
     rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
     for label, text in rows:
         console.print(f"  {label:<18} {text}", markup=False)
+
+
+def _driver_rows(host: HostPlan) -> list[tuple[str, str]]:
+    """Where drivers come from, and the packages that their installers need."""
+    rows = []
+    for driver in host.drivers.items:
+        rows.append((f"driver {driver.name}", driver.url or " ".join(driver.packages)))
+        if driver.needs:
+            needs = " ".join(driver.needs).replace("{kernel}", "$(uname -r)")
+            rows.append(("  if absent", needs))
+    return rows
 
 
 def _capacity_rows(instance: InstancePlan) -> list[tuple[str, str]]:

@@ -13,6 +13,9 @@ from pathlib import Path
 from fp8fleet import catalog
 from fp8fleet.errors import CheckFailed, OperatorError
 
+_HEADER = re.compile(r"# vLLM \S+ for (?P<platform>\S+) (?P<arch>\S+), Python ")
+"""Beginning of the first line that `make_lock` writes."""
+
 
 @dataclass(frozen=True)
 class Lock:
@@ -23,6 +26,8 @@ class Lock:
     versions: dict[str, str]
     digest: str
     """First 12 hex digits of the SHA256 of the requirements, comments left out."""
+    made_for: tuple[str, str] | None
+    """Platform and architecture that its first line names; None: it names none."""
 
 
 def read_lock(path: Path) -> Lock:
@@ -49,7 +54,9 @@ def read_lock(path: Path) -> Lock:
     if not versions:
         raise OperatorError(f"{path}: no requirements in it: make the lock anew")
     digest = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]
-    return Lock(str(path), text, versions, digest)
+    header = _HEADER.match(text)
+    made_for = (header["platform"], header["arch"]) if header else None
+    return Lock(str(path), text, versions, digest, made_for)
 
 
 def normalise(name: str) -> str:

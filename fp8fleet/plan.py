@@ -405,6 +405,8 @@ class DriverPlan:
     """As the package manager takes them, with their versions; empty: by ``url``."""
     url: str | None
     sha256: str | None
+    needs: tuple[str, ...] = ()
+    """Packages that its installer needs; ``{kernel}`` stands for the running kernel."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def _driver_plan(spec: HostSpec, platform: Platform, driver: DriverSpec) -> Driv
                 f"{where}: its installer lacks options that fp8fleet needs: {entry.oldest} or"
                 " newer, or source = 'packages'"
             )
-        return DriverPlan(driver.name, driver.version, (), driver.source, driver.sha256)
+        needs = entry.needs.get(platform.family, ())
+        return DriverPlan(driver.name, driver.version, (), driver.source, driver.sha256, needs)
     names = driver.packages or entry.packages.get(platform.family, ())
     if not names:
         raise OperatorError(

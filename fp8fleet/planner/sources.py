@@ -54,7 +54,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         checkpoint = _checkpoint(path)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
-        notes = _check_release(decision.spec, target) + warnings
+        notes = _check_release(decision.spec, target) + warnings + _made_elsewhere(spec, lock)
         have = lock.versions.get(release.distribution)
         if have != catalog.release_version(spec.engine_release):
             raise OperatorError(
@@ -183,6 +183,18 @@ def _check_release(spec: HostSpec, target: Target) -> tuple[str, ...]:
                 raise OperatorError(f"{verdict} ({advice(spec.engine_release, own)})")
             notes[str(verdict)] = None
     return tuple(notes)
+
+
+def _made_elsewhere(spec: HostSpec, lock: Lock) -> tuple[str, ...]:
+    """A note where the lock was resolved for another platform or architecture."""
+    if lock.made_for in (None, (spec.platform, spec.arch)):
+        return ()
+    made = " ".join(lock.made_for)
+    return (
+        f"engine_requirements = {spec.engine_requirements!r}: made for {made}, the host is"
+        f" {spec.platform} {spec.arch}: its versions may lack wheels there; make a lock for it"
+        " (fp8fleet lock)",
+    )
 
 
 def _check_options(spec: HostSpec, lock: Lock, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ def _glibc(case: Case) -> Iterator[Finding]:
             "glibc-old",
             f"glibc {have}",
             f"glibc {needed} or newer for engine_release = {case.needs.release!r}",
-            "choose another release (`fp8fleet catalog check`), or engine_build = 'source'",
+            "choose another release (`fp8fleet catalog check`), or engine_build = 'source'"
+            " (untested)",
         )
     else:
         yield Finding(
@@ -180,18 +181,21 @@ def _clock(case: Case) -> Iterator[Finding]:
                 "clock-wrong",
                 shown,
                 "the right time, to the second",
-                "set the clock (timedatectl set-time), then start chronyd or systemd-timesyncd",
+                "set the clock of the machine below"
+                if case.facts.system.container
+                else "set the clock (timedatectl set-time); the run starts a time service",
             )
         elif abs(off) > CLOCK_SKEW_S:
             yield Finding(
                 "clock-skew", shown, "the right time, to the second", "check the time sources"
             )
-    if not clock.services and not clock.synchronized:
+    # elsewhere the run starts a time service
+    if case.facts.system.container and not clock.services and not clock.synchronized:
         yield Finding(
             "clock-unsynced",
-            "no time service runs",
-            "chronyd, ntpd or systemd-timesyncd",
-            "start one with the site's time server",
+            "a container, and the kernel's clock is not synchronized",
+            "a time service on the machine below, whose clock this is",
+            "start one there",
         )
 
 
@@ -254,6 +258,19 @@ def _packages(case: Case) -> Iterator[Finding]:
         )
 
 
+def _cmake(case: Case) -> Iterator[Finding]:
+    planned, have = case.cmake, case.facts.cmake
+    if planned is None or planned.url or "cmake" in case.facts.timed_out:
+        return
+    if have is None or Version(have) < Version(planned.minimum):
+        yield Finding(
+            "cmake-old",
+            f"cmake {have}" if have else "no cmake",
+            f"cmake {planned.minimum} or newer: engine_build = 'source'",
+            "set cmake_archive_url and cmake_sha256, or install one",
+        )
+
+
 def _upgrades(case: Case) -> Iterator[Finding]:
     packages = case.facts.packages
     accelerated = case.needs.target.accelerator not in (None, "cpu")
@@ -289,5 +306,6 @@ CHECKS: tuple[Check, ...] = (
     _clock,
     _account,
     _packages,
+    _cmake,
     _upgrades,
 )

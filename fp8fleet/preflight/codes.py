@@ -56,7 +56,9 @@ CODES: dict[str, Code] = {
         "The clock is off by more than an hour: certificates and signatures fail."
     ),
     "clock-skew": _warning("The clock is off by more than ten seconds."),
-    "clock-unsynced": _warning("Nothing keeps the clock in time."),
+    "clock-unsynced": _warning(
+        "The host is a container, and nothing keeps the clock of the machine below in time."
+    ),
     "reboot-pending": _warning("An update waits for a reboot."),
     "user-taken": _error("The service user is an account or a group that fp8fleet did not make."),
     # Packages
@@ -68,6 +70,10 @@ CODES: dict[str, Code] = {
         "Packages wait for their configuration; the host role finishes that."
     ),
     "packages-busy": _warning("Another package manager is at work; the run waits for it."),
+    "cmake-old": _error(
+        "A source build is planned, the host's cmake is too old or missing, and the inventory names"
+        " no archive."
+    ),
     "upgrades-unattended": _warning(
         "Unattended upgrades may replace the driver or kernel under running servers."
     ),

@@ -276,6 +276,8 @@ class HostFacts:
     sizes: dict[str, int]
     """Bytes by directory."""
     packages: Packages
+    cmake: str | None
+    """Version of the host's own; None: there is none that runs."""
     accelerators: Accelerators
     listeners: tuple[Listener, ...]
     security: Security
@@ -373,6 +375,7 @@ def read_facts(parts: Mapping[str, Part]) -> HostFacts:
         present=frozenset(line for line in _part(parts, "stamps").lines if line),
         sizes={row[1]: int(row[0]) * 1024 for row in _rows(parts, "sizes")},
         packages=_packages(parts),
+        cmake=_cmake(_part(parts, "cmake")),
         accelerators=_accelerators(parts, gpus),
         listeners=tuple(map(_listener, _part(parts, "ports").lines)),
         security=_security(parts),
@@ -386,6 +389,7 @@ _LINES = {
     "time": r"-?\d{1,15}",
     "kernel": r"\S+",
     "tools": r"[a-z][a-z0-9]{0,20}",
+    "cmake": r".*version \d+(\.\d+)+.*",
     "reboot": r"/\S+",
     "cpu": r"\d{1,9}|(model name|Model Name|CPU part|flags|Features)\s*:.*",
     "memory": r"\w+:\s+\d{1,15} kB",
@@ -481,6 +485,11 @@ def _system(parts: Mapping[str, Part]) -> System:
         reboot_pending=bool(_part(parts, "reboot").text),
         earlier_run=_part(parts, "earlier").text == "yes",
     )
+
+
+def _cmake(part: Part) -> str | None:
+    told = re.search(r"\bversion (\d+(?:\.\d+)+)", part.first)
+    return told[1] if told else None
 
 
 def _clock(parts: Mapping[str, Part]) -> Clock:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fp8fleet import catalog
-from fp8fleet.plan import FirewallPlan, Requirements, SelinuxPlan
+from fp8fleet.plan import CmakePlan, FirewallPlan, Requirements, SelinuxPlan
 from fp8fleet.preflight.codes import CODES, Severity
 from fp8fleet.preflight.facts import HostFacts, PciDevice
 
@@ -47,6 +47,8 @@ class Case:
     now: float
     """The same, after it."""
     firewall: FirewallPlan
+    cmake: CmakePlan | None
+    """Of a source build, where no package of the plan brings cmake."""
     drivers: dict[str, str]
     """Versions of the drivers that the run installs, by their names in the catalogue."""
 

@@ -53,6 +53,7 @@ def judge(
         asked=now if asked is None else asked,
         now=now,
         firewall=plan.firewall,
+        cmake=None if "cmake" in plan.packages else plan.cmake,
         drivers={item.name: item.version for item in plan.drivers.items},
     )
     mended = checks_driver.mended(plan.drivers.names)

@@ -81,6 +81,8 @@ part disk 20 'for p in $PROBE_PATHS; do
 part stamps 5 'for p in $PROBE_STAMPS; do [ -e "$p" ] && echo "$p"; done; exit 0'
 part sizes 30 'for p in $PROBE_SIZES; do [ -d "$p" ] && du -sk "$p" 2>/dev/null; done; exit 0'
 
+part cmake 10 'cmake --version 2>/dev/null | head -n 1'
+
 # hosts with rpm may have dpkg as a tool, with an empty database
 part packages 30 'if command -v dpkg-query >/dev/null && { [ -s /var/lib/dpkg/status ] || ! command -v rpm >/dev/null; }; then
     echo "family apt"

@@ -105,8 +105,8 @@ def _with_kernel(name: str) -> str:
 
 def _run_installer(plan: HostPlan, item: DriverPlan, state: DriversState) -> Commands:
     entry = catalog.installers()[item.name]
-    if needed := entry.needs.get(plan.family):
-        yield from _from_packages(plan, needed)
+    if item.needs:
+        yield from _from_packages(plan, item.needs)
     assert item.url and item.sha256
     folder = plan.drivers.downloads
     file = f"{folder}/{item.name}-{item.version}-{item.sha256[:12]}.run"

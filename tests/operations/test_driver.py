@@ -23,7 +23,7 @@ from roles.lock.operations import hold_lock
 VERSION = "580.95.05"
 URL = "https://m.example.com/NVIDIA-580.95.05.run"
 DIGEST = "ab" * 32
-RUN = DriverPlan("nvidia", VERSION, (), URL, DIGEST)
+RUN = DriverPlan("nvidia", VERSION, (), URL, DIGEST, ("gcc", "linux-headers-{kernel}"))
 PACKAGES = DriverPlan("nvidia", VERSION, (f"nvidia-headless-580-server={VERSION}-*",), None, None)
 FABRIC = DriverPlan(
     "fabric-manager", VERSION, (f"nvidia-fabricmanager-580={VERSION}-*",), None, None

@@ -51,6 +51,13 @@ def test_a_build_from_source_is_not_bound_by_wheels() -> None:
     assert fits("0.33.0", target)
 
 
+def test_a_build_from_source_is_said_to_be_untested() -> None:
+    message = warnings("0.33.0", replace(KYLIN, build="source"))["source"]
+    assert message == (
+        "engine_build = 'source': nobody has built vLLM 0.33.0 on a host with fp8fleet"
+    )
+
+
 def test_a_release_without_wheels_for_the_architecture_is_refused() -> None:
     message = refusals("0.6.3", replace(UBUNTU, architecture="aarch64"))["wheel"]
     assert "has wheels for x86_64, not for aarch64" in message
@@ -191,7 +198,9 @@ def test_the_newest_that_fits_is_named_or_what_has_to_change() -> None:
         "nothing fits as it is; with driver 580.65.06 or newer it would be 0.21.0"
     )
     arm = replace(KYLIN, architecture="aarch64")
-    assert "in a container it would be 0.33.0" in advice("0.33.0", arm)
+    assert advice("0.33.0", arm).endswith(
+        "built on the host (engine_build = 'source', untested) it would be 0.33.0"
+    )
 
 
 @pytest.mark.parametrize(

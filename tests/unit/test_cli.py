@@ -117,6 +117,42 @@ def test_a_note_is_part_of_the_plan(
     assert "vLLM 0.6.3 has no --shutdown-timeout" in capsys.readouterr().out
 
 
+def plan_lines(site: Site, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What `fp8fleet plan` prints of a site, each row's label and text parted by one space."""
+    assert main(["plan", site.inventory()]) == 0
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_plan_names_the_packages_that_are_installed_only_where_something_is_absent(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(site.root)
+    site.file("locks/engine.txt", f"vllm==0.21.0 --hash=sha256:{DIGEST}\n")
+    url = "https://mirror.example.com/NVIDIA-Linux-x86_64-580.95.05.run"
+    driver = {"name": "nvidia", "version": "580.95.05", "source": url, "sha256": DIGEST}
+    site.serving |= {"platform": "kylin-v10", "engine_release": "0.21.0", "drivers": [driver]}
+    lines = plan_lines(site, capsys)
+    assert "if absent chrony (where no time service runs)" in lines
+    assert lines[lines.index(f"driver nvidia {url}") + 1] == (
+        "if absent gcc make kernel-devel-$(uname -r)"
+    )
+
+
+def test_plan_says_which_cmake_a_source_build_gets(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(site.root)
+    assert not [line for line in plan_lines(site, capsys) if line.startswith("cmake")]
+    site.serving["engine_build"] = "source"
+    assert (
+        "cmake 3.26.1 or newer: the host's own, else no archive is named (cmake_archive_url)"
+        in plan_lines(site, capsys)
+    )
+    url = "https://mirror.example.com/cmake-3.28.4-linux-x86_64.tar.gz"
+    site.serving |= {"cmake_archive_url": url, "cmake_sha256": DIGEST}
+    assert f"cmake 3.26.1 or newer: the host's own, else {url}" in plan_lines(site, capsys)
+
+
 def test_a_limit_that_matches_nothing_is_refused_with_the_hosts_there_are() -> None:
     line = one_line_refusal(fp8fleet("plan", PROD, "--limit", "gpu-h100-9"))
     assert "--limit gpu-h100-9: matches no host of inventories/prod.py" in line

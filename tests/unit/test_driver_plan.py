@@ -68,7 +68,8 @@ def test_a_site_may_name_its_own_packages(site: Site) -> None:
 
 def test_an_installer_is_named_with_its_digest(site: Site) -> None:
     plan = planned(site, RUN, driver_reboot=True)
-    assert plan.items == (DriverPlan("nvidia", "580.95.05", (), URL, DIGEST),)
+    needs = ("dkms", "gcc", "make", "linux-headers-{kernel}")
+    assert plan.items == (DriverPlan("nvidia", "580.95.05", (), URL, DIGEST, needs),)
     assert plan.reboot
     assert site.host_plan().role_files("driver") == ()
 

@@ -435,6 +435,24 @@ def test_what_the_gates_warn_of_becomes_a_note_of_the_plan(site: Site) -> None:
     assert "decompressed when used (W8A16)" in note
 
 
+@pytest.mark.parametrize(
+    ("header", "noted"),
+    [
+        ("# vLLM 0.33.0 for ubuntu-22.04 x86_64, Python 3.12; made by: fp8fleet lock\n", False),
+        ("# made by hand\n", False),
+        ("# vLLM 0.33.0 for kylin-v10 x86_64, Python 3.12; made by: fp8fleet lock\n", True),
+        ("# vLLM 0.33.0 for ubuntu-22.04 aarch64, Python 3.12; made by: fp8fleet lock\n", True),
+    ],
+)
+def test_a_lock_that_was_made_for_another_platform_or_architecture_is_noted(
+    site: Site, header: str, noted: bool
+) -> None:
+    site.file("locks/engine.txt", header + lock_text(vllm="0.33.0"))
+    notes = site.host_plan().notes
+    assert [note for note in notes if "the host is ubuntu-22.04 x86_64" in note] == [*notes]
+    assert len(notes) == noted
+
+
 def test_native_block_fp8_has_no_note(site: Site) -> None:
     assert fp8_site(site).host_plan().notes == ()
 

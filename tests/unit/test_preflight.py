@@ -314,13 +314,56 @@ def test_a_clock_before_the_epoch_is_wrong(site: Site) -> None:
 def test_years_are_told_as_years(site: Site) -> None:
     found = findings(plan_of(site), UBUNTU, H200, "broken/clock")
     assert re.match(r"21\.\d years behind", found["clock-wrong"].found)
+    assert "timedatectl set-time" in found["clock-wrong"].remedy
 
 
-def test_a_clock_that_nobody_keeps_is_a_warning(site: Site) -> None:
+def test_a_host_without_a_time_service_is_not_told_since_the_run_starts_one(site: Site) -> None:
     plan = cpu_plan(site)
-    lines = [line for line in for_plan(plan) if "NTP" not in line and "timesyncd" not in line]
-    (finding,) = judge(plan, lines, NOW).findings
-    assert finding.code == "clock-unsynced"
+    assert judge(plan, replaced(plan, clock=["NTPSynchronized=no"]), NOW).findings == ()
+
+
+def test_a_containers_clock_is_the_business_of_the_machine_below(site: Site) -> None:
+    plan = cpu_plan(site)
+    inside = {"init": ["systemd", "systemd-nspawn"]}
+    synced = judge(plan, replaced(plan, clock=["NTPSynchronized=yes"], **inside), NOW).findings
+    assert [finding.code for finding in synced] == ["container"]
+    loose = judge(plan, replaced(plan, clock=["NTPSynchronized=no"], **inside), NOW).findings
+    (told,) = [finding for finding in loose if finding.code == "clock-unsynced"]
+    assert told.remedy == "start one there"
+    early = judge(plan, replaced(plan, time=["1104537600"], **inside), NOW).findings
+    (wrong,) = [finding for finding in early if finding.code == "clock-wrong"]
+    assert wrong.remedy == "set the clock of the machine below"
+    assert "machine below" in told.needed
+
+
+# cmake
+
+
+ARCHIVE = {
+    "cmake_archive_url": "https://mirror.example.com/cmake-3.28.4-linux-x86_64.tar.gz",
+    "cmake_sha256": "ab" * 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("serving", "have", "told"),
+    [
+        ({}, [], None),
+        ({"engine_build": "source"}, ["cmake version 3.26.1"], None),
+        ({"engine_build": "source"}, ["cmake version 3.18.4"], "cmake 3.18.4"),
+        ({"engine_build": "source"}, ["cmake version 3.9-rc1"], "cmake 3.9"),
+        ({"engine_build": "source"}, [], "no cmake"),
+        ({"engine_build": "source", **ARCHIVE}, [], None),
+        ({"engine_build": "source", "package_versions": {"cmake": "3.28.3-1"}}, [], None),
+    ],
+)
+def test_a_cmake_that_a_source_build_lacks_and_no_archive_brings_stops_the_host(
+    site: Site, serving: dict[str, Any], have: list[str], told: str | None
+) -> None:
+    plan = cpu_plan(site, **serving)
+    found = {f.code: f.found for f in judge(plan, replaced(plan, cmake=have), NOW).findings}
+    assert found == ({"cmake-old": told} if told else {})
+    assert CODES["cmake-old"].severity == "error"
 
 
 # Packages
