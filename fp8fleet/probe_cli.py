@@ -195,15 +195,7 @@ def read_hosts(
     state = State(inventory, Config())
     facts: dict[str, HostFacts] = {}
     failed: dict[str, Failure] = {}
-
-    class WithoutKey(BaseStateCallback):
-        @staticmethod
-        def host_connect_error(state: State, host: Any, error: ConnectError) -> None:
-            address = re.escape(_ssh_words(host)["address"])  # it may be a bastion's key, too
-            if re.search(rf"No host key for \[?{address}[\] ]", str(error)):
-                failed[host.name] = NO_HOST_KEY
-
-    state.add_callback_handler(WithoutKey())
+    _note_unknown_keys(state, failed)
     with ctx_state.use(state):
         state.limit_hosts = [host for host in inventory if host.name in wanted]
         try:
@@ -224,6 +216,19 @@ def read_hosts(
             disconnect_all(state)
     ordered = {name: facts[name] for name in wanted if name in facts}
     return ordered, {n: failed.get(n, NO_ANSWER) for n in wanted if n not in facts}
+
+
+def _note_unknown_keys(state: State, failed: dict[str, Failure]) -> None:
+    """Put the hosts into ``failed`` that are refused since known_hosts lacks their key."""
+
+    class WithoutKey(BaseStateCallback):  # type: ignore[misc]  # pyinfra is not typed
+        @staticmethod
+        def host_connect_error(state: State, host: Any, error: ConnectError) -> None:
+            address = re.escape(_ssh_words(host)["address"])  # it may be a bastion's key, too
+            if re.search(rf"No host key for \[?{address}[\] ]", str(error)):
+                failed[host.name] = NO_HOST_KEY
+
+    state.add_callback_handler(WithoutKey())
 
 
 def _kinds(facts: dict[str, HostFacts]) -> list[list[str]]:
