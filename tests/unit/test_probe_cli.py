@@ -304,6 +304,7 @@ def test_what_is_no_hosts_name_is_refused_with_what_to_write(
         ('ssh_port="2222"', "--data: ssh_port: '2222' is not a port number (1-65535)"),
         ("ssh_port=99999", "--data: ssh_port: 99999 is not a port number (1-65535)"),
         ("ssh_prot=22", "--data: ssh_prot: unknown key; did you mean ssh_port?"),
+        ("_sud=True", "--data: _sud: unknown key; did you mean _sudo?"),
         ("ssh_key=5", "--data: ssh_key: expected a text"),
         ("sudo_passwrd=env:X", "--data: sudo_passwrd: unknown key; did you mean sudo_password?"),
         ("sudo_password=hunter2", "--data: sudo_password: expected env:VARIABLE or file:"),
