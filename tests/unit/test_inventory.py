@@ -153,7 +153,7 @@ def test_every_argument_of_pyinfras_operations_is_taken(site: Site) -> None:
     assert site.fleet().hosts[0].name == "gpu-1"
 
 
-@pytest.mark.parametrize("name", ["gpü-1", "节点-1", "gpu-١", "a/../b", "a b"])
+@pytest.mark.parametrize("name", ["gpü-1", "节点-1", "gpu-\u0661", "a/../b", "a b"])
 def test_a_hosts_name_is_of_ascii_letters_and_digits(site: Site, name: str) -> None:
     site.hosts = {name: {"ssh_hostname": "10.20.0.1"}}
     assert "a host's name has letters, digits and . - _ only, all of them ASCII" in site.refusal()
