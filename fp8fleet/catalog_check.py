@@ -95,15 +95,35 @@ def newest_fitting(distribution: str, target: Target) -> str | None:
 def advice(name: str, target: Target) -> str:
     """One line: the newest release that fits, or what would have to change for one to fit."""
     distribution = _distribution_for(name, target)
-    target = replace(target, kv_cache_dtype=None)  # easier to change than a release
     found = newest_fitting(distribution, target)
     if found:
         return f"the newest that fits is {found}"
-    for words, easier in _easier(target):
+    without = ""
+    if any(_kv_cache(name, catalog.releases()[name], target)):  # whatever the release
+        without = f"without kv-cache-dtype = {target.kv_cache_dtype!r}"
+        target = replace(target, kv_cache_dtype=None)
+    for words, easier in [("", target), *_easier(target)]:
         found = newest_fitting(distribution, easier)
         if found:
-            return f"nothing fits as it is; {words} it would be {found}"
+            change = " and ".join(filter(None, (without, words)))
+            return f"nothing fits as it is; {change} it would be {found}"
     return f"nothing in the catalogue fits {target.platform} {target.architecture}"
+
+
+def not_judged(name: str, target: Target) -> Iterator[str]:
+    """What the gates say nothing of, though it matters: it is not told, or not NVIDIA's.
+
+    Args:
+        name: a release of the catalogue.
+        target: the accelerator is a name of the catalogue, or None.
+    """
+    nvidia = catalog.releases()[name].cuda is not None and _may_be_nvidia(target)
+    if nvidia and not target.driver:
+        yield "driver"
+    if not nvidia and target.driver:
+        yield f"driver {target.driver} (only NVIDIA's is)"
+    if not target.accelerator:
+        yield "accelerator"
 
 
 def _distribution_for(name: str, target: Target) -> str:

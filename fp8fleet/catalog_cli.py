@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -20,6 +20,7 @@ from fp8fleet.catalog_check import (
     check,
     is_driver_version,
     is_version,
+    not_judged,
     title,
 )
 from fp8fleet.errors import OperatorError
@@ -35,19 +36,18 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     checker = actions.add_parser("check", help="whether a release fits, and why not")
     checker.add_argument("release", metavar="RELEASE", help="such as 0.33.0")
     checker.add_argument("--platform", required=True, metavar="P", help="such as kylin-v10")
-    checker.add_argument("--arch", default="x86_64", choices=["x86_64", "aarch64"])
+    checker.add_argument("--arch", choices=["x86_64", "aarch64"], help="(x86_64)")
     checker.add_argument("--driver", metavar="V", help="NVIDIA's driver, such as 535.104.05")
     checker.add_argument("--gpu", metavar="NAME", help="accelerator, such as a100-80g")
     checker.add_argument("--pin", action="append", default=[], metavar="NAME==VERSION")
-    checker.add_argument("--python", default=_default("engine_python"), metavar="V")
+    checker.add_argument("--python", metavar="V", help=f"({_default('engine_python')})")
     checker.add_argument(
         "--build", default="wheel", choices=["wheel", "source"], help="as engine_build (wheel)"
     )
     checker.add_argument(
         "--checkpoint",
-        default="fp8-block",
         choices=["fp8-block", "other"],
-        help="what is served (fp8-block)",
+        help="what is served (fp8-block); other: BF16, INT8",
     )
     checker.add_argument("--kv-cache-dtype", metavar="TYPE", help="as the option of vllm serve")
     # without a default of its own, so that `catalog --json check` stays what it says
@@ -90,39 +90,55 @@ def _check(arguments: argparse.Namespace) -> int:
     pins = tuple(map(_pin, arguments.pin))
     if arguments.driver is not None and not is_driver_version(arguments.driver):
         raise OperatorError(f"--driver {arguments.driver}: expected a version such as 580.95.05")
-    if not re.fullmatch(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", arguments.python):
+    python = _default("engine_python") if arguments.python is None else arguments.python
+    if not re.fullmatch(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", python):
         raise OperatorError(f"--python {arguments.python}: expected a version such as 3.12")
     target = Target(
         platform=arguments.platform,
-        architecture=arguments.arch,
-        python=arguments.python,
+        architecture=arguments.arch or "x86_64",
+        python=python,
         accelerator=arguments.gpu,
         driver=arguments.driver,
         pins=pins,
         build=arguments.build,
-        fp8_block=arguments.checkpoint == "fp8-block",
+        fp8_block=arguments.checkpoint != "other",
         kv_cache_dtype=arguments.kv_cache_dtype,
     )
     verdicts = check(name, target)
     refused = any(verdict.severity == "error" for verdict in verdicts)
-    _say(name, verdicts, advice(name, target), refused, arguments.json)
+    report = {
+        "release": name,
+        "fits": not refused,
+        "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
+        "assumed": list(_assumed(arguments, target)),
+        "not_judged": list(not_judged(name, target)),
+        "advice": advice(name, target),
+    }
+    if arguments.json:
+        print(json.dumps(report, indent=1))
+    else:
+        _say(name, verdicts, report)
     return 1 if refused else 0
 
 
-def _say(name: str, verdicts: Iterable[Verdict], newest: str, refused: bool, as_json: bool) -> None:
-    if as_json:
-        report = {
-            "release": name,
-            "fits": not refused,
-            "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
-            "advice": newest,
-        }
-        print(json.dumps(report, indent=1))
-        return
-    print(f"{title(name)} {'does not fit' if refused else 'fits'}")
+def _assumed(arguments: argparse.Namespace, target: Target) -> Iterator[str]:
+    """What stands for the options that were left out."""
+    if arguments.checkpoint is None:
+        yield "a block-FP8 checkpoint (--checkpoint other for BF16 or INT8)"
+    if arguments.arch is None:
+        yield target.architecture
+    if arguments.python is None:
+        yield f"Python {target.python}"
+
+
+def _say(name: str, verdicts: Iterable[Verdict], report: Mapping[str, Any]) -> None:
+    print(f"{title(name)} {'fits' if report['fits'] else 'does not fit'}")
     for verdict in verdicts:
         print(f"{verdict.severity}: {verdict}")
-    print(newest)
+    for words, key in (("assumed", "assumed"), ("not judged", "not_judged")):
+        if report[key]:
+            print(f"{words}: {', '.join(report[key])}")
+    print(report["advice"])
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from pyinfra.api import Inventory, State
+from pyinfra.api.arguments import all_argument_meta
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.connectors.ssh import ConnectorData
 from pyinfra.context import ctx_inventory, ctx_state
@@ -42,6 +43,9 @@ _SSH_TYPES: dict[str, type] = get_type_hints(ConnectorData)
 
 SSH_KEYS = tuple(sorted(_SSH_TYPES))
 """pyinfra's own keys of a connection."""
+
+GLOBAL_ARGUMENTS = tuple(sorted(key for key in all_argument_meta if key.startswith("_")))
+"""pyinfra's own keys of every operation, such as ``_sudo``."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,10 @@ def load_fleet(
     overrides = dict(data or {})
     inventory = read_inventory(path, overrides, list(group_data))
     for host in inventory:
-        if not re.fullmatch(r"@?\w[\w./:-]*", str(host.name)) or ".." in host.name:
+        if not re.fullmatch(r"@?\w[\w./:-]*", str(host.name), re.ASCII) or ".." in host.name:
             raise OperatorError(
-                f"{path}: host {host.name!r}: a host's name has letters, digits and . - _ only"
+                f"{path}: host {host.name!r}: a host's name has letters, digits and . - _ only,"
+                " all of them ASCII"
             )
     hosts = tuple(_host(path, inventory, host) for host in inventory)
     if not hosts:
@@ -128,7 +133,7 @@ def check_secrets(fleet: Fleet, names: Iterable[str] | None = None) -> None:
             except OperatorError as error:
                 raise OperatorError(f"{where}: {error}") from None
             # Keys become a line of an environment file and an HTTP header.
-            if key != "sudo_password" and not re.fullmatch(r"[\w.~+/=:-]+", value):
+            if key != "sudo_password" and not re.fullmatch(r"[\w.~+/=:-]+", value, re.ASCII):
                 raise OperatorError(
                     f"{where}: {reference} holds a character that cannot stand in a key;"
                     " letters, digits and .~+/=:-_ can"
@@ -267,12 +272,13 @@ def check_connection(path: str, inventory: Inventory, host: Any) -> None:
         OperatorError: an unknown key, or a value that none can be.
     """
     for key, value in host.data.dict().items():
-        if str(key).startswith("ssh_") and key not in SSH_KEYS:
-            near = difflib.get_close_matches(key, SSH_KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"pyinfra has {', '.join(SSH_KEYS)}"
-            raise OperatorError(
-                f"{path}: {_origin(inventory, host, key)}: {key}: unknown key; {hint}"
-            )
+        for prefix, known in (("ssh_", SSH_KEYS), ("_", GLOBAL_ARGUMENTS)):
+            if str(key).startswith(prefix) and key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"pyinfra has {', '.join(known)}"
+                raise OperatorError(
+                    f"{path}: {_origin(inventory, host, key)}: {key}: unknown key; {hint}"
+                )
         if key == "ssh_port" and (type(value) is not int or not 1 <= value <= 65535):
             where = _origin(inventory, host, key)
             raise OperatorError(

@@ -94,8 +94,11 @@ def check_source(value: str) -> str:
     Raises:
         ValueError: what is wrong with it. A login in the URL is not repeated.
     """
-    if not re.fullmatch(r"[\w.~:/?#@!&*+,;=%\[\]-]+", value):
-        raise ValueError("a source URL must not hold spaces, quotes or control characters")
+    if not re.fullmatch(r"[\w.~:/?#@!&*+,;=%\[\]-]+", value, re.ASCII):
+        raise ValueError(
+            "a source URL must not hold spaces, quotes, control characters or letters that are not"
+            " ASCII: write those as %XX"
+        )
     try:
         url = urlsplit(value)
     except ValueError:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import ipaddress
 import json
-import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,8 @@ from typing import Any, Literal, get_args
 
 from pyinfra.api import Config, Inventory, State
 from pyinfra.api.connect import connect_all, disconnect_all
-from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.exceptions import ConnectError, PyinfraError
+from pyinfra.api.state import BaseStateCallback
 from pyinfra.context import ctx_host, ctx_state
 
 from fp8fleet import catalog
@@ -30,7 +30,7 @@ from fp8fleet.inventory import (
 )
 from fp8fleet.preflight.facts import HostFacts, parts_of, probe_arguments, read_facts
 from fp8fleet.preflight.report import plain
-from fp8fleet.session import hand_sudo_password
+from fp8fleet.session import hand_sudo_password, quiet_ssh
 from fp8fleet.spec import HostSpec
 from fp8fleet.topology import Topology, is_direct, plain_text
 
@@ -40,14 +40,17 @@ PATHS = ("/opt", "/var/lib", "/var/cache")
 """Where the default directories lie."""
 
 
-Failure = Literal["no answer from", "commands cannot run as root on"]
+Failure = Literal["no answer from", "known_hosts has no key of", "commands cannot run as root on"]
 """Why a host gave no facts."""
 
 NO_ANSWER: Failure = "no answer from"
+NO_HOST_KEY: Failure = "known_hosts has no key of"
 NO_ROOT: Failure = "commands cannot run as root on"
 
 _REMEDIES: dict[Failure, str] = {
-    NO_ANSWER: "try `ssh {} true`",
+    NO_ANSWER: "try `ssh {port}{login}{address} true`",
+    NO_HOST_KEY: "`ssh-keyscan {port}-t ed25519 {address} >>{known_hosts}`, and compare its"
+    " fingerprint (`ssh-keygen -lf {known_hosts}`) with what the host's console shows",
     NO_ROOT: "set sudo_password (env:NAME, file:PATH) where sudo asks for one, or leave _sudo out",
 }
 
@@ -89,16 +92,28 @@ def _probe(arguments: argparse.Namespace) -> int:
     elif facts:
         print("\n".join(group_data(facts, arguments.topology)))
     if failed:
-        raise CheckFailed("; ".join(_reasons(failed)))
+        raise CheckFailed("; ".join(_reasons(failed, inventory)))
     return 0
 
 
-def _reasons(failed: Mapping[str, Failure]) -> Iterator[str]:
-    """One text for each kind of failure."""
+def _reasons(failed: Mapping[str, Failure], inventory: Inventory) -> Iterator[str]:
+    """One text for each kind of failure, with what to type for the first host."""
     for why, remedy in _REMEDIES.items():
         names = [name for name, failure in failed.items() if failure == why]
         if names:
-            yield f"{why} {', '.join(names)}: {remedy.format(names[0])}"
+            first = _ssh_words(inventory.get_host(names[0]))
+            yield f"{why} {', '.join(names)}: {remedy.format_map(first)}"
+
+
+def _ssh_words(host: Any) -> dict[str, str]:
+    """How SSH reaches a host, as words of a shell command."""
+    user, port = host.data.get("ssh_user"), host.data.get("ssh_port") or 22
+    return {
+        "port": f"-p {port} " if port != 22 else "",
+        "login": f"{user}@" if user else "",
+        "address": host.data.get("ssh_hostname") or host.name,
+        "known_hosts": host.data.get("ssh_known_hosts_file") or "~/.ssh/known_hosts",
+    }
 
 
 def _inventory(hosts: str, data: dict[str, Any]) -> Inventory:
@@ -111,7 +126,8 @@ def _inventory(hosts: str, data: dict[str, Any]) -> Inventory:
         )
     if at:
         data = {"ssh_user": user, **data}
-    return Inventory(([name], {}), override_data=data)
+    # pyinfra itself would write an unknown key to known_hosts and go on
+    return Inventory(([name], {"ssh_strict_host_key_checking": "yes"}), override_data=data)
 
 
 def _is_host(name: str) -> bool:
@@ -174,18 +190,18 @@ def read_hosts(
     """
     from roles.preflight.facts import probe
 
-    # a host that does not answer is told in one line
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+    quiet_ssh()
     wanted = list(names)
     state = State(inventory, Config())
     facts: dict[str, HostFacts] = {}
     failed: dict[str, Failure] = {}
+    _note_unknown_keys(state, failed)
     with ctx_state.use(state):
         state.limit_hosts = [host for host in inventory if host.name in wanted]
         try:
             connect_all(state)
         except PyinfraError:
-            return {}, dict.fromkeys(wanted, NO_ANSWER)
+            return {}, {name: failed.get(name, NO_ANSWER) for name in wanted}
         try:
             for host in list(state.active_hosts):
                 sudo = bool(host.data.get("_sudo"))
@@ -200,6 +216,19 @@ def read_hosts(
             disconnect_all(state)
     ordered = {name: facts[name] for name in wanted if name in facts}
     return ordered, {n: failed.get(n, NO_ANSWER) for n in wanted if n not in facts}
+
+
+def _note_unknown_keys(state: State, failed: dict[str, Failure]) -> None:
+    """Put the hosts into ``failed`` that are refused since known_hosts lacks their key."""
+
+    class WithoutKey(BaseStateCallback):  # type: ignore[misc]  # pyinfra is not typed
+        @staticmethod
+        def host_connect_error(state: State, host: Any, error: ConnectError) -> None:
+            address = re.escape(_ssh_words(host)["address"])  # it may be a bastion's key, too
+            if re.search(rf"No host key for \[?{address}[\] ]", str(error)):
+                failed[host.name] = NO_HOST_KEY
+
+    state.add_callback_handler(WithoutKey())
 
 
 def _kinds(facts: dict[str, HostFacts]) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -47,11 +48,17 @@ def begin() -> None:
     global _session
     context = click.get_current_context()
     signal.signal(signal.SIGINT, _interrupted)
+    quiet_ssh()
     try:
         _session = _begin(context.params)
     except OperatorError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def quiet_ssh() -> None:
+    """Keep paramiko's tracebacks off the screen: pyinfra tells of a lost host in one line."""
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 def _interrupted(*_: object) -> None:

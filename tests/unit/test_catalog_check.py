@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from fp8fleet import catalog
-from fp8fleet.catalog_check import Combination, Target, advice, check, fits, is_fp8_block
+from fp8fleet.catalog_check import (
+    Combination,
+    Target,
+    advice,
+    check,
+    fits,
+    is_fp8_block,
+    not_judged,
+)
 from fp8fleet.cli import main
 
 UBUNTU = Target("ubuntu-22.04", python="3.12", accelerator="h100-80g", driver="580.95.05")
@@ -203,6 +211,40 @@ def test_the_newest_that_fits_is_named_or_what_has_to_change() -> None:
     )
 
 
+def test_a_cache_type_that_stands_in_the_way_is_named_with_the_release_that_fits_without() -> None:
+    ampere = replace(UBUNTU, accelerator="a100-80g", kv_cache_dtype="fp8")
+    assert advice("0.33.0", ampere) == (
+        "nothing fits as it is; without kv-cache-dtype = 'fp8' it would be 0.33.0"
+    )
+    old = replace(ampere, driver="535.104.05", platform="kylin-v10", fp8_block=True)
+    assert advice("0.33.0", old) == (
+        "nothing fits as it is; without kv-cache-dtype = 'fp8' and with driver 580.65.06 or newer"
+        " it would be 0.21.0"
+    )
+    assert advice("0.33.0", replace(KYLIN, kv_cache_dtype="auto")) == (
+        "the newest that fits is 0.21.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("release", "accelerator", "driver", "said"),
+    [
+        ("0.33.0", "h100-80g", "580.95.05", []),
+        ("0.33.0", "h100-80g", None, ["driver"]),
+        ("0.33.0", None, None, ["driver", "accelerator"]),
+        ("0.33.0", "cpu", None, []),
+        ("0.33.0", "cpu", "470.1", ["driver 470.1 (only NVIDIA's is)"]),
+        ("vllm-ascend-0.23.0", "ascend-910b", "25.0", ["driver 25.0 (only NVIDIA's is)"]),
+        ("vllm-ascend-0.23.0", None, "25.0", ["driver 25.0 (only NVIDIA's is)", "accelerator"]),
+    ],
+)
+def test_what_was_not_judged_is_told(
+    release: str, accelerator: str | None, driver: str | None, said: list[str]
+) -> None:
+    target = Target("ubuntu-22.04", accelerator=accelerator, driver=driver)
+    assert list(not_judged(release, target)) == said
+
+
 @pytest.mark.parametrize(
     ("name", "block"),
     [
@@ -240,9 +282,36 @@ def test_catalog_as_json_holds_every_table(capsys: pytest.CaptureFixture[str]) -
     assert tables["accelerators"]["h200-141g"]["pci"][0] == "10de:2335"
 
 
+TOLD = ["--gpu", "h100-80g", "--driver", "580.95.05", "--arch", "x86_64", "--python", "3.12"]
+
+
 def test_check_says_that_a_release_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*CHECK, "--gpu", "h100-80g", "--driver", "580.95.05"]) == 0
+    assert main([*CHECK, *TOLD, "--checkpoint", "fp8-block"]) == 0
     assert capsys.readouterr().out == "vLLM 0.33.0 fits\nthe newest that fits is 0.33.0\n"
+
+
+def test_check_says_what_it_assumed_and_what_it_did_not_judge(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(CHECK) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "vLLM 0.33.0 fits",
+        "assumed: a block-FP8 checkpoint (--checkpoint other for BF16 or INT8), x86_64,"
+        " Python 3.12",
+        "not judged: driver, accelerator",
+        "the newest that fits is 0.33.0",
+    ]
+
+
+def test_a_release_for_ascend_fits_another_checkpoint_than_the_assumed_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ascend = ["vllm-ascend-0.23.0", "--platform", "openeuler-22.03", "--arch", "aarch64"]
+    command = ["catalog", "check", *ascend, "--gpu", "ascend-910b"]
+    assert main(command) == 1
+    assert "--checkpoint other for BF16 or INT8" in capsys.readouterr().out
+    assert main([*command, "--checkpoint", "other"]) == 0
+    assert "--checkpoint" not in capsys.readouterr().out
 
 
 def test_check_says_why_a_release_does_not_fit_and_which_would(
@@ -252,7 +321,8 @@ def test_check_says_why_a_release_does_not_fit_and_which_would(
     assert main(["catalog", "check", "0.33.0", *arguments]) == 1
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "vLLM 0.33.0 does not fit"
-    assert [line.split(":")[0] for line in out[1:-1]] == ["error", "error", "warning"]
+    kinds = [line.split(":")[0] for line in out[1:-1]]
+    assert kinds == ["error", "error", "warning", "assumed", "not judged"]
     assert out[-1] == "nothing fits as it is; without pydantic==1.10.17 it would be 0.21.0"
 
 
@@ -261,6 +331,8 @@ def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["fits"] is False
     assert {v["gate"] for v in report["verdicts"]} == {"driver", "driver-life"}
+    assert report["not_judged"] == ["accelerator"]
+    assert report["assumed"][1:] == ["x86_64", "Python 3.12"]
 
 
 def test_json_may_stand_before_check(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from fleets import DIGEST, GATEWAY, INSTANCE, SERVING, Site, refusal, without
+from pyinfra.api.arguments import all_global_arguments
 from pyinfra.connectors.ssh import ConnectorData, connector_data_meta
 
 from fp8fleet.inventory import check_secrets, load_fleet, parse_data
@@ -122,6 +123,40 @@ def test_a_key_like_none_of_pyinfras_is_refused_with_those_it_has(site: Site) ->
 
 def test_a_misspelt_key_of_pyinfra_on_the_command_line_is_refused(site: Site) -> None:
     assert "--data: ssh_usr: unknown key; did you mean ssh_user?" in site.refusal("ssh_usr=x")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("_sud", "did you mean _sudo?"),
+        ("_sudo_usr", "did you mean _sudo_user?"),
+        ("_zzz", "pyinfra has _chdir, "),
+    ],
+)
+def test_a_misspelt_argument_of_pyinfras_operations_is_refused(
+    site: Site, key: str, hint: str
+) -> None:
+    site.everyone[key] = PASTED
+    message = site.refusal()
+    assert f"group all: {key}: unknown key; {hint}" in message
+    assert PASTED not in message
+
+
+def test_a_misspelt_argument_of_pyinfra_on_the_command_line_is_refused(site: Site) -> None:
+    assert "--data: _sud: unknown key; did you mean _sudo?" in site.refusal("_sud=True")
+
+
+def test_every_argument_of_pyinfras_operations_is_taken(site: Site) -> None:
+    known = [name for name, _ in all_global_arguments() if name.startswith("_")]
+    assert {"_sudo", "_env", "_su_user", "_parallel"} <= set(known)
+    site.everyone = dict.fromkeys(known)
+    assert site.fleet().hosts[0].name == "gpu-1"
+
+
+@pytest.mark.parametrize("name", ["gpü-1", "节点-1", "gpu-\u0661", "a/../b", "a b"])
+def test_a_hosts_name_is_of_ascii_letters_and_digits(site: Site, name: str) -> None:
+    site.hosts = {name: {"ssh_hostname": "10.20.0.1"}}
+    assert "a host's name has letters, digits and . - _ only, all of them ASCII" in site.refusal()
 
 
 def test_every_key_of_pyinfras_connection_is_taken(site: Site) -> None:

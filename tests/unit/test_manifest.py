@@ -110,6 +110,13 @@ def test_a_login_in_a_source_is_refused_and_not_repeated(tmp_path: Path) -> None
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize("path", ["模型", "modèle", "a b", "a'b"])
+def test_a_source_is_of_the_characters_of_a_url(tmp_path: Path, path: str) -> None:
+    message = refusal(tmp_path, HEAD.replace("mirror", f"mirror/{path}/") + entry())
+    assert "a source URL must not hold spaces, quotes, control characters or letters" in message
+    assert "write those as %XX" in message
+
+
 def test_a_missing_manifest_and_one_that_is_no_text_are_named(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"nowhere\.toml: no such manifest"):
         load_manifest(tmp_path / "nowhere.toml")

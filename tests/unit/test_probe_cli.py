@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
+from fleets import Ran, fp8fleet
 from probes import answer, facts
 from pyinfra.api import Inventory
 
@@ -99,8 +105,77 @@ def test_a_host_that_does_not_answer_is_one_line_and_exit_code_1(
     )
     assert main(["probe", "root@10.20.0.11"]) == 1
     assert capsys.readouterr().err == (
-        "error: no answer from 10.20.0.11: try `ssh 10.20.0.11 true`\n"
+        "error: no answer from 10.20.0.11: try `ssh root@10.20.0.11 true`\n"
     )
+
+
+def test_the_advice_names_user_address_and_port_not_the_inventorys_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "site.py"
+    data = {"ssh_hostname": "10.20.0.11", "ssh_user": "deploy", "ssh_port": 2222}
+    path.write_text(f"gpu = [('gpu-h100-1', {data})]\n")
+    monkeypatch.setattr(
+        probe_cli, "read_hosts", lambda inventory, names: ({}, dict.fromkeys(names, NO_ANSWER))
+    )
+    assert main(["probe", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        "error: no answer from gpu-h100-1: try `ssh -p 2222 deploy@10.20.0.11 true`\n"
+    )
+
+
+# A host whose key is not known
+
+
+@pytest.fixture
+def ssh_port() -> Iterator[int]:
+    """An SSH server of this machine, with a new key, that lets nobody in."""
+    key = paramiko.RSAKey.generate(2048)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            transport = paramiko.Transport(connection)
+            transport.add_server_key(key)
+            with suppress(paramiko.SSHException, EOFError):
+                transport.start_server(event=threading.Event(), server=paramiko.ServerInterface())
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield int(listener.getsockname()[1])
+    listener.close()
+
+
+def probe(port: int, home: Path, *data: str) -> Ran:
+    (home / ".ssh").mkdir()
+    options = [word for pair in (f"ssh_port={port}", *data) for word in ("--data", pair)]
+    return fp8fleet("probe", "root@127.0.0.1", *options, HOME=str(home), SSH_AUTH_SOCK="")
+
+
+def test_a_host_whose_key_is_not_known_is_refused_with_how_to_get_it(
+    ssh_port: int, tmp_path: Path
+) -> None:
+    ran = probe(ssh_port, tmp_path)
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1] == (
+        f"error: known_hosts has no key of 127.0.0.1: `ssh-keyscan -p {ssh_port} -t ed25519"
+        " 127.0.0.1 >>~/.ssh/known_hosts`, and compare its fingerprint (`ssh-keygen -lf"
+        " ~/.ssh/known_hosts`) with what the host's console shows"
+    )
+    assert "Traceback" not in ran.err
+    assert list((tmp_path / ".ssh").iterdir()) == []
+
+
+def test_the_command_line_may_ask_for_another_checking_of_keys(
+    ssh_port: int, tmp_path: Path
+) -> None:
+    ran = probe(ssh_port, tmp_path, "ssh_strict_host_key_checking=accept-new")
+    assert ran.code == 1
+    assert f"[127.0.0.1]:{ssh_port} " in (tmp_path / ".ssh/known_hosts").read_text()
+    assert f"no answer from 127.0.0.1: try `ssh -p {ssh_port} root@127.0.0.1 true`" in ran.err
 
 
 @pytest.mark.parametrize("argument", ["inventories/none.py", "root@", "@"])
@@ -229,6 +304,7 @@ def test_what_is_no_hosts_name_is_refused_with_what_to_write(
         ('ssh_port="2222"', "--data: ssh_port: '2222' is not a port number (1-65535)"),
         ("ssh_port=99999", "--data: ssh_port: 99999 is not a port number (1-65535)"),
         ("ssh_prot=22", "--data: ssh_prot: unknown key; did you mean ssh_port?"),
+        ("_sud=True", "--data: _sud: unknown key; did you mean _sudo?"),
         ("ssh_key=5", "--data: ssh_key: expected a text"),
         ("sudo_passwrd=env:X", "--data: sudo_passwrd: unknown key; did you mean sudo_password?"),
         ("sudo_password=hunter2", "--data: sudo_password: expected env:VARIABLE or file:"),

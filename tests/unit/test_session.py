@@ -79,6 +79,13 @@ def test_a_right_inventory_connects(reachable: Site, listener: Listener) -> None
     assert listener.connections > 0
 
 
+def test_a_host_that_does_not_answer_prints_no_traceback(reachable: Site) -> None:
+    """``listener`` closes the connection where an SSH server would give its version."""
+    ran = pyinfra(reachable.inventory(), DEPLOY, "-y")
+    assert "[gpu-1] SSH error" in ran.err
+    assert "Traceback" not in ran.err
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
