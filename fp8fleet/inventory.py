@@ -38,6 +38,13 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """
 
 
+_NEEDED = {
+    "instances": "a serving host needs it, or, with an accelerator, a workload and device_count",
+    "device_count": "the workload shares a host's devices among servers: set it or topology, or"
+    " list instances",
+}
+"""What a serving host needs a key for, where that is not plain."""
+
 _SSH_TYPES: dict[str, type] = get_type_hints(ConnectorData)
 
 SSH_KEYS = tuple(sorted(_SSH_TYPES))
@@ -211,8 +218,9 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
             )
     missing = spec.required_to_serve()
     if missing and not fleet_host.is_gateway:
+        why = _NEEDED.get(missing[0], "a serving host needs it")
         raise OperatorError(
-            f"{path}: host {host.name}: {missing[0]} is not set: a serving host needs it"
+            f"{path}: host {host.name}: {missing[0]} is not set: {why}"
             f" (only hosts of the group {GATEWAY_GROUP} do without)"
         )
     return fleet_host
