@@ -38,12 +38,11 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """
 
 
-_NEEDED = {
-    "instances": "a serving host needs it, or, with an accelerator, a workload and device_count",
-    "device_count": "the workload shares a host's devices among servers: set it or topology, or"
-    " list instances",
+_INSTEAD = {
+    "instances": ", or, with an accelerator, a workload and device_count",
+    "device_count": " or topology for the servers of its workload, or instances",
 }
-"""What a serving host needs a key for, where that is not plain."""
+"""What may take the place of a key that a serving host needs."""
 
 _SSH_TYPES: dict[str, type] = get_type_hints(ConnectorData)
 
@@ -218,10 +217,9 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
             )
     missing = spec.required_to_serve()
     if missing and not fleet_host.is_gateway:
-        why = _NEEDED.get(missing[0], "a serving host needs it")
         raise OperatorError(
-            f"{path}: host {host.name}: {missing[0]} is not set: {why}"
-            f" (only hosts of the group {GATEWAY_GROUP} do without)"
+            f"{path}: host {host.name}: {missing[0]} is not set: a serving host needs it"
+            f"{_INSTEAD.get(missing[0], '')} (only hosts of the group {GATEWAY_GROUP} do without)"
         )
     return fleet_host
 

@@ -75,7 +75,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
             instance_plan(spec, release, instance, placement, address, model_id, decision, root)
             for instance, placement in zip(decision.spec.instances, places, strict=True)
         ]
-        check_shared_devices(spec, planned)
+        notes += check_shared_devices(spec, planned)
         instances = tuple(
             with_capacity(
                 spec,

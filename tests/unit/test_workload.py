@@ -404,10 +404,10 @@ def test_of_sizes_that_all_miss_the_goal_the_nearest_is_taken_and_the_others_are
 
 
 def test_a_model_too_large_for_all_devices_is_refused_with_the_sum_and_with_more_hosts() -> None:
-    message = refusal(lambda: laid_out(SEVENTY_B, 2, 1, name="a100-40g"))
-    assert "does not fit a server of tensor-parallel size 2: 0.92 of" in message
-    assert "for the KV cache; one sequence of 8,448 tokens needs" in message
-    assert "the host has 2 devices: share one server among several hosts (group:" in message
+    message = refusal(lambda: laid_out(SEVENTY_B, 1, 1, name="a100-40g"))
+    assert "does not fit a server of tensor-parallel size 1: 0.92 of" in message
+    assert "leaves nothing for the KV cache; one sequence of 8,448 tokens needs" in message
+    assert "the host has 1 devices: share one server among several hosts (group:" in message
 
 
 # Named workloads

@@ -188,7 +188,7 @@ def test_a_model_too_large_for_a_device_gets_larger_servers(site: Site) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({}, "device_count is not set: the workload shares a host's devices among servers"),
+        ({}, "device_count is not set: a serving host needs it or topology for the servers"),
         ({"device_count": 4, "workload": None}, "instances is not set"),
     ],
 )
@@ -218,10 +218,10 @@ def test_servers_are_not_sized_where_nothing_can_be_computed(site: Site) -> None
 
 
 def test_a_listed_server_that_cannot_do_the_workload_is_refused_with_the_sum(site: Site) -> None:
-    options = {"gpu-memory-utilization": 0.078}
+    options = {"gpu-memory-utilization": 0.07}
     site.serving |= {"workload": "chat", "instances": [{**INSTANCE, "options": options}]}
     message = site.refusal()
-    assert "does not fit a server of tensor-parallel size 1: 0.078 of 139.80 GiB" in message
+    assert "does not fit a server of tensor-parallel size 1: 0.07 of 139.80 GiB" in message
     assert "raise tensor_parallel_size, share the server among hosts (group:" in message
 
 
