@@ -337,7 +337,10 @@ def _sequences(draft: _Draft) -> None:
 def _budget(draft: _Draft) -> None:
     default = catalog.accelerators()[draft.server.accelerator].batched_tokens
     goal, base = draft.workload.goal_ms, catalog.measured_speed()
+    pace = _pace(draft) if goal is not None else None
     if draft.is_fixed(BUDGET):
+        if goal is not None and pace is not None:
+            _hold_against(draft, draft.server.fixed[BUDGET], goal, pace)
         return
     if goal is None:
         _keep_default(draft, default, "no workload_latency_goal_ms")
@@ -345,8 +348,13 @@ def _budget(draft: _Draft) -> None:
     if draft.workload.lengths.prompt_p95 <= base.short_prompt:
         reason = f"95 % of the prompts have at most {base.short_prompt:,} tokens: less did not help"
         _keep_default(draft, default, reason)
+        if pace is not None and pace.step_ms > goal:
+            draft.reached_ms, draft.meets = pace.step_ms, False
+            draft.warnings.append(
+                f"workload_latency_goal_ms = {goal:g} is out of reach: a decode step alone takes"
+                f" about {pace.step_ms:.0f} ms: raise the goal or lower workload_concurrency"
+            )
         return
-    pace = _pace(draft)
     if pace is None:
         _keep_default(draft, default, "how fast it is is not known")
         draft.warnings.append(
@@ -355,6 +363,17 @@ def _budget(draft: _Draft) -> None:
         )
         return
     _keep_goal(draft, default, goal, pace)
+
+
+def _hold_against(draft: _Draft, fixed: Any, goal: float, pace: Pace) -> None:
+    """Say where the operator's own budget is above what the rule would choose for the goal."""
+    rate = catalog.measured_speed().budget_share * pace.prefill_tokens_per_s
+    reached = pace.step_ms + fixed / rate * 1000 if type(fixed) is int else 0.0
+    if reached > goal:
+        draft.warnings.append(
+            f"max-num-batched-tokens {fixed}, {FIXED}, may miss workload_latency_goal_ms ="
+            f" {goal:g}: the plan's rule counts about {reached:.0f} ms"
+        )
 
 
 def _keep_default(draft: _Draft, default: int, why: str) -> None:

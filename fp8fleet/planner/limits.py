@@ -49,8 +49,9 @@ def check_limits(spec: HostSpec, instance: InstanceSpec, longest: int | None) ->
         return
     if options.get(_SEQUENCES) is not None and settings.max_num_seqs > budget:
         raise OperatorError(
-            f"{name}: {_SEQUENCES} {settings.max_num_seqs} is above {_BUDGET}, {told}, with which"
-            f" vLLM does not start: raise {_BUDGET} to at least that, or lower {_SEQUENCES}"
+            f"{name}: max-num-seqs {settings.max_num_seqs} is above max-num-batched-tokens, {told},"
+            f" with which vLLM does not start: raise {_BUDGET} to at least that, or lower"
+            f" {_SEQUENCES}"
         )
     asked = length or longest
     if _is_whole(options) and options.get(_BUDGET) is not None and asked and asked > budget:

@@ -206,6 +206,20 @@ def test_an_estimate_at_the_edge_only_expects_to_keep_the_goal() -> None:
     assert "512 keeps it, at the price of throughput" in warning
 
 
+def test_short_prompts_whose_decode_steps_miss_the_goal_are_warned_of() -> None:
+    result = chosen(CHAT, 64, goal=2)
+    assert not result.meets
+    (warning,) = result.warnings
+    assert "is out of reach: a decode step alone takes about" in warning
+
+
+@pytest.mark.parametrize(("budget", "warned"), [(8192, True), (1024, False)])
+def test_a_fixed_budget_that_may_miss_the_goal_is_warned_of(budget: int, warned: bool) -> None:
+    result = chosen(goal=75, on=server(max_num_batched_tokens=budget))
+    told = f"max-num-batched-tokens {budget}, set in the inventory, may miss"
+    assert any(told in warning for warning in result.warnings) is warned
+
+
 def test_a_budget_that_sequences_raise_over_the_goal_is_no_budget_that_keeps_it() -> None:
     many = chosen(stated_lengths((1100, 1100, 1100), (10, 10, 10)), 1500, goal=40)
     assert not many.meets

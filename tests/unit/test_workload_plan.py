@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import eight_b
 import pytest
 import yaml
-from fleets import INSTANCE, Site, file_text, lock_text, without
+from fleets import INSTANCE, Site, file_text, fp8fleet, lock_text, without
 from pydantic import ValidationError
 
 from fp8fleet.headers import headers_text
@@ -160,6 +161,24 @@ def test_a_workload_and_a_number_of_devices_are_enough_for_servers(site: Site) -
         ((n,), 1) for n in range(4)
     ]
     assert len({instance.port for instance in host.instances}) == 4
+
+
+def test_equal_servers_are_printed_once(site: Site) -> None:
+    unlisted(site, device_count=8)
+    text = fp8fleet("plan", site.inventory(), cwd=site.root).out
+    assert len(re.findall(r"^  server server-\d ", text, flags=re.M)) == 8
+    assert text.count("else as server-0") == 7
+    assert text.count("workload         max-num-seqs") == text.count("KV cache  ") == 1
+    for number in range(8):
+        assert text.count(f"server-{number}: device {number}: ") == 1
+
+
+def test_servers_that_differ_are_printed_apart(site: Site) -> None:
+    other = {**INSTANCE, "name": "other", "port": 8001, "devices": [1]}
+    site.serving["instances"] = [INSTANCE, {**other, "options": {"max-num-seqs": 7}}]
+    text = fp8fleet("plan", site.inventory(), cwd=site.root).out
+    assert "else as" not in text
+    assert text.count("KV cache  ") == 2
 
 
 def test_servers_that_are_chosen_avoid_ports_that_are_taken(site: Site) -> None:
