@@ -306,3 +306,21 @@ def _context(text: TextModel, part: Config, groups: tuple[LayerGroup, ...]) -> i
             if "factor" in group.rope and group.rope.get("rope_type") not in _PRESCALED_ROPE:
                 factor = group.rope["factor"]
     return int(min(lengths) * factor)
+
+
+def longest_context(config: Config) -> int | None:
+    """Tokens above which no release takes ``--max-model-len`` for a model; None: not told.
+
+    More than its context where config.json has a larger ``model_max_length``, or where an older
+    release would apply YaRN's factor to ``original_max_position_embeddings``.
+    """
+    architecture = read_architecture(config)
+    if architecture.context is None:
+        return None
+    lengths = [architecture.context, typed(Contexts, config)[0].model_max_length or 0]
+    for group in architecture.groups:
+        rope = group.rope
+        original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+        if "yarn" in str(rope.get("rope_type")) and type(original) is int and factor:
+            lengths.append(int(min(original, 1 << 40) * factor))
+    return max(lengths)

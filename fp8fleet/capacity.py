@@ -13,6 +13,7 @@ from fp8fleet.weights import layers_of_ranks, weights_per_gpu
 How = Literal["catalogue", "headers", "estimate", "option", "unknown"]
 
 _MIB = 1 << 20
+_GIB = 1 << 30
 _CONTEXT_BYTES = 240 * _MIB
 """CUDA context and libraries. vLLM 0.23.0 on an H200: 230 to 238 MiB."""
 _NCCL_BYTES = 160 * _MIB
@@ -101,6 +102,21 @@ class Capacity:
         if not asked or cache < asked:
             return cache / asked if asked else 0.0
         return 1 + (cache - asked) / self.layout.held_bytes(context)
+
+    def shortage(self) -> str:
+        """The sum behind a sequence of the asked context that does not fit, for a refusal."""
+        context = self.context or BLOCK
+        lent = next(part for part in self.parts if part.bytes >= 0)
+        taken = " and ".join(
+            f"{part.name} {-part.bytes / _GIB:.1f}" for part in self.parts if part.bytes < 0
+        )
+        less = f" less {taken}" if taken else ""
+        left = f"{self.kv_bytes / _GIB:.1f} GiB" if self.kv_bytes > 0 else "nothing"
+        return (
+            f"{lent.name} ({lent.bytes / _GIB:.1f} GiB a device){less} leaves {left} for the KV"
+            f" cache; one sequence of {context:,} tokens needs"
+            f" {self.layout.admitted_bytes(context) / _GIB:.1f}"
+        )
 
     def largest_context(self) -> int:
         """Tokens of the longest sequence that the cache holds and the model takes; 0: none."""

@@ -46,6 +46,8 @@ class Target:
     fp8_block: bool = False
     """Whether a block-FP8 checkpoint is served."""
     kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    """``vllm serve``'s option of that name, or the manifest's name of what is not block FP8."""
     validated: tuple[Combination, ...] = ()
 
 
@@ -98,16 +100,25 @@ def advice(name: str, target: Target) -> str:
     found = newest_fitting(distribution, target)
     if found:
         return f"the newest that fits is {found}"
-    without = ""
-    if any(_kv_cache(name, catalog.releases()[name], target)):  # whatever the release
-        without = f"without kv-cache-dtype = {target.kv_cache_dtype!r}"
+    without = []
+    # whatever the release
+    if _refuses(_kv_cache, name, target):
+        without.append(f"without kv-cache-dtype = {target.kv_cache_dtype!r}")
         target = replace(target, kv_cache_dtype=None)
+    if _refuses(_fp8, name, target):
+        without.append(f"without quantization = {target.quantization!r}")
+        target = replace(target, quantization=None)
     for words, easier in [("", target), *_easier(target)]:
         found = newest_fitting(distribution, easier)
         if found:
-            change = " and ".join(filter(None, (without, words)))
+            change = " and ".join(filter(None, (*without, words)))
             return f"nothing fits as it is; {change} it would be {found}"
     return f"nothing in the catalogue fits {target.platform} {target.architecture}"
+
+
+def _refuses(gate: Gate, name: str, target: Target) -> bool:
+    verdicts = gate(name, catalog.releases()[name], target)
+    return any(verdict.severity == "error" for verdict in verdicts)
 
 
 def not_judged(name: str, target: Target) -> Iterator[str]:
@@ -328,6 +339,31 @@ def _fp8_block(name: str, release: Release, target: Target) -> Iterator[Verdict]
         )
 
 
+def _fp8(name: str, release: Release, target: Target) -> Iterator[Verdict]:
+    """FP8 of other layouts, and BF16 checkpoints that are quantized while they are loaded."""
+    del name, release
+    if target.fp8_block or not target.accelerator or not _is_fp8(target.quantization):
+        return
+    accelerator = catalog.accelerators()[target.accelerator]
+    if accelerator.fp8_block == "none":
+        yield _error(
+            "fp8",
+            f"quantization {target.quantization!r}: {target.accelerator} has no FP8",
+            f"serve {accelerator.alternative}, without that option",
+        )
+    elif accelerator.fp8_block == "weight-only":
+        yield _warning(
+            "fp8",
+            f"quantization {target.quantization!r}: {target.accelerator} decompresses FP8 weights"
+            " when they are used (W8A16): memory is saved, arithmetic is not faster",
+            "expect the speed of BF16",
+        )
+
+
+def _is_fp8(quantization: str | None) -> bool:
+    return quantization is not None and "fp8" in quantization
+
+
 def _kv_cache(name: str, release: Release, target: Target) -> Iterator[Verdict]:
     del name, release
     dtype = target.kv_cache_dtype
@@ -380,6 +416,7 @@ GATES: tuple[Gate, ...] = (
     _pins,
     _gemma4,
     _fp8_block,
+    _fp8,
     _kv_cache,
     _validated,
 )

@@ -221,17 +221,8 @@ def _print_host(console: Console, host: HostPlan) -> None:
             rows.append(("  shared with", " ".join(host.model.peer.peers)))
         if host.model.note:
             rows.append(("  note", host.model.note))
-    for instance in host.instances:
-        devices = ",".join(str(device) for device in instance.devices) or "none"
-        options = " ".join(f"{key}={value}" for key, value in instance.options.items())
-        rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {options}"))
-        if instance.node:
-            part = f"{instance.node.rank + 1} of {len(instance.node.hosts)}"
-            rows.append(("  node", f"{part}: {' '.join(instance.node.hosts)}"))
-        rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in instance.choices]
-        rows.append(("  sampling", str(instance.sampling)))
-        rows += _capacity_rows(instance)
-        rows += [("  note", note) for note in instance.notes]
+    for alike in _alike(host.instances):
+        rows += _server_rows(alike)
     if host.proxy:
         upstreams = " ".join(host.proxy.upstreams)
         rows.append(("proxy", f"{host.proxy.url} -> {upstreams}  (model {host.proxy.model_id})"))
@@ -245,6 +236,41 @@ def _print_host(console: Console, host: HostPlan) -> None:
     rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
     for label, text in rows:
         console.print(f"  {label:<18} {text}", markup=False)
+
+
+def _alike(instances: Sequence[InstancePlan]) -> list[list[InstancePlan]]:
+    """Servers in groups that differ in name, port, place and notes alone."""
+    groups: dict[str, list[InstancePlan]] = {}
+    for instance in instances:
+        options = {k: v for k, v in instance.options.items() if k != "port"}
+        same = (options, instance.node, instance.choices, instance.sampling, instance.capacity)
+        groups.setdefault(repr((*same, instance.capacity_unknown)), []).append(instance)
+    return list(groups.values())
+
+
+def _server_rows(alike: Sequence[InstancePlan]) -> list[tuple[str, str]]:
+    """Servers that are alike: a line each, and once what they have in common."""
+    rows = []
+    first = alike[0]
+    for instance in alike:
+        devices = ",".join(str(device) for device in instance.devices) or "none"
+        options = " ".join(f"{key}={value}" for key, value in instance.options.items())
+        told = options if instance is first else f"else as {first.name}"
+        rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {told}"))
+    if first.node:
+        part = f"{first.node.rank + 1} of {len(first.node.hosts)}"
+        rows.append(("  node", f"{part}: {' '.join(first.node.hosts)}"))
+    rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in first.choices]
+    rows.append(("  sampling", str(first.sampling)))
+    rows += _capacity_rows(first)
+    holders: dict[str, list[str]] = {}
+    for instance in alike:
+        for note in instance.notes:
+            holders.setdefault(note, []).append(instance.name)
+    for note, names in holders.items():
+        whose = "" if len(names) == len(alike) else f"{' '.join(names)}: "
+        rows.append(("  note", f"{whose}{note}"))
+    return rows
 
 
 def _driver_rows(host: HostPlan) -> list[tuple[str, str]]:
@@ -272,7 +298,13 @@ def _capacity_rows(instance: InstancePlan) -> list[tuple[str, str]]:
     if capacity.context:
         tokens += f", {capacity.sequences:,.1f} sequences of {capacity.context:,}"
     largest = f"the largest context is {capacity.largest_context:,}"
-    terms = " - ".join(f"{_binary(p.bytes)} {p.name} ({p.how})" for p in capacity.parts)
+    (lent, *taken) = capacity.parts
+    terms = " - ".join(
+        [
+            f"{_binary(lent.bytes)} ({lent.name}, {lent.how})",
+            *(f"{_binary(part.bytes)} {part.name} ({part.how})" for part in taken),
+        ]
+    )
     return [
         ("  KV cache", f"{tokens}; {largest}"),
         ("  a device", f"{_binary(capacity.kv_bytes)} = {terms}"),

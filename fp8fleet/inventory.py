@@ -39,6 +39,12 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """
 
 
+_INSTEAD = {
+    "instances": ", or, with an accelerator, a workload and device_count",
+    "device_count": " or topology for the servers of its workload, or instances",
+}
+"""What may take the place of a key that a serving host needs."""
+
 _SSH_TYPES: dict[str, type] = get_type_hints(ConnectorData)
 
 SSH_KEYS = tuple(sorted(_SSH_TYPES))
@@ -218,7 +224,7 @@ def _host(path: str, inventory: Inventory, host: Any) -> FleetHost:
     if missing and not fleet_host.is_gateway:
         raise OperatorError(
             f"{path}: host {host.name}: {missing[0]} is not set: a serving host needs it"
-            f" (only hosts of the group {GATEWAY_GROUP} do without)"
+            f"{_INSTEAD.get(missing[0], '')} (only hosts of the group {GATEWAY_GROUP} do without)"
         )
     return fleet_host
 

@@ -53,7 +53,7 @@ def stated_lengths(prompt: tuple[int, int, int], output: tuple[int, int, int]) -
         prompt_p95=prompt[1],
         typical=_mean(*prompt) + _mean(*output),
         longest=prompt[2] + output[2],
-        told=f"largest prompt {prompt[2]} + largest output {output[2]}",
+        told=f"largest prompt {prompt[2]:,} + largest output {output[2]:,}",
     )
 
 
@@ -94,8 +94,8 @@ def _read(path: Path, mtime_ns: int, size: int) -> Lengths:
         prompt_p95=prompts[math.ceil(0.95 * len(prompts)) - 1],
         typical=sum(totals) / len(totals),
         longest=max(totals),
-        told=f"longest of {len(requests)} requests in {path.name}: prompt"
-        f" {longest.prompt_tokens} + output {longest.output_tokens}",
+        told=f"longest of {len(requests):,} requests in {path.name}: prompt"
+        f" {longest.prompt_tokens:,} + output {longest.output_tokens:,}",
     )
 
 

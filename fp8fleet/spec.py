@@ -1008,8 +1008,11 @@ class HostSpec(Spec):
         """Names of the keys that a serving host needs and that are not set."""
         keys = ("accelerator", "engine_release", "engine_requirements", "model_manifest")
         missing = [key for key in keys if getattr(self, key) is None]
-        chosen = self.has_workload and (self.device_count or self.topology)
-        return missing if self.instances or chosen else [*missing, "instances"]
+        if self.instances:
+            return missing
+        if not self.has_workload or self.accelerator == "cpu":
+            return [*missing, "instances"]
+        return missing if self.device_count or self.topology else [*missing, "device_count"]
 
     def secrets(self) -> dict[str, SecretRef]:
         """The secrets that this host's deploy needs, by inventory key."""

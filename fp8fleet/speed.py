@@ -85,20 +85,21 @@ class Pace:
     step_ms: float
     """A decode step of all streams."""
     measured: bool
-    """Whether the prefill rate is a measured one."""
+    """Whether model, accelerator and release are those that were measured."""
 
     def told(self) -> str:
         """Where the numbers come from, for a reason that is shown."""
+        base = catalog.measured_speed()
+        where = f"one H200 with vLLM {base.engine_release}"
         return (
-            "from rates measured there"
-            if self.measured
-            else "estimates, scaled from an 8B on one H200"
+            f"measured on {where}" if self.measured else f"estimates, scaled from an 8B on {where}"
         )
 
 
 def pace_of(
     work: Work,
     name: str,
+    release: str,
     tensor_parallel: int,
     prompt_tokens: float,
     cache_bytes: float,
@@ -107,6 +108,7 @@ def pace_of(
 
     Args:
         name: the accelerator's.
+        release: version of vLLM.
         tensor_parallel: GPUs of the server.
         prompt_tokens: of the prompt that comes in.
         cache_bytes: of the KV cache on one GPU that a decode step reads.
@@ -128,7 +130,7 @@ def pace_of(
     return Pace(
         prefill_tokens_per_s=prefill,
         step_ms=per_layer * work.layers + read / bandwidth,
-        measured=name == base.accelerator
+        measured=(name, release) == (base.accelerator, base.engine_release)
         and tensor_parallel == 1
         and work.precision == base.precision
         and abs(work.parameters / base.parameters - 1) < _SAME,

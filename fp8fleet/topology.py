@@ -83,6 +83,11 @@ class Topology:
     links: tuple[tuple[str, ...], ...]
     """``NV12``, ``SYS``, ``HCCS``, ... by both indices; ``X`` on the diagonal."""
 
+    @property
+    def whole_devices(self) -> int:
+        """How many are not split by MIG, so that servers can use them."""
+        return sum(not device.mig for device in self.devices)
+
     def slowest(self, indices: Iterable[int]) -> str | None:
         """The slowest link in a set; None: a set of one device has none."""
         pairs = itertools.combinations(indices, 2)

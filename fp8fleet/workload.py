@@ -57,6 +57,8 @@ class Server:
     """What a server runs on."""
 
     accelerator: str
+    release: str
+    """Version of vLLM."""
     tensor_parallel: int
     context: int | None
     """Of the model, in tokens; None: config.json does not say."""
@@ -82,6 +84,12 @@ class Chosen:
     """Whether the KV cache holds all streams at once, as far as is known."""
     meets: bool
     """Whether the latency goal is within reach, as far as is known."""
+    reached_ms: float | None
+    """About the time between two tokens that 99 % keep; None: not computed."""
+
+
+class DoesNotFit(OperatorError):
+    """The longest request does not fit a server of some size; the text is the sum."""
 
 
 @dataclass(frozen=True)
@@ -115,34 +123,74 @@ def lay_out(
         servers = devices // size
         try:
             chosen = choose(workload, server_of(size), servers)
-        except OperatorError as error:
-            refusal = error
+        except DoesNotFit as error:
+            refusal = OperatorError(
+                f"{error}, and the host has {devices} devices: share one server among several hosts"
+                " (group: docs/servers.md), take a smaller or quantized checkpoint, or lower the"
+                " lengths"
+            )
         else:
             layouts.append(Layout(servers, size, chosen))
     if not layouts:
         raise refusal
-    return _told(_best(layouts), layouts[0], devices)
+    return _told(layouts, devices, workload.goal_ms)
 
 
 def _best(layouts: list[Layout]) -> Layout:
-    """The smallest that holds all streams and meets the goal; of these, holding comes first."""
-    return max(layouts, key=lambda one: (one.chosen.holds, one.chosen.meets, -one.tensor_parallel))
+    """The smallest that holds all streams and meets the goal; of these, holding comes first.
+
+    Where none meets the goal, the one that comes nearest to it.
+    """
+
+    def rank(one: Layout) -> tuple[bool, bool, float, int]:
+        chosen = one.chosen
+        missed = 0.0 if chosen.meets else round(chosen.reached_ms or 0)
+        return chosen.holds, chosen.meets, -missed, -one.tensor_parallel
+
+    return max(layouts, key=rank)
 
 
-def _told(best: Layout, smallest: Layout, devices: int) -> Layout:
-    if best is smallest:
-        why = "the smallest that fits: more servers buy throughput, tensor parallelism only latency"
-    elif best.chosen.holds and not smallest.chosen.holds:
-        why = f"{smallest.tensor_parallel} would fit, but not hold all streams at once"
-    else:
-        why = f"{smallest.tensor_parallel} would fit, but miss the latency goal"
+def _told(layouts: list[Layout], devices: int, goal: float | None) -> Layout:
+    """The best with its reasons."""
+    best = _best(layouts)
     servers = f"{devices} devices, {best.tensor_parallel} for each"
     choices = (
         Choice(SERVERS, best.servers, servers),
-        Choice(TENSOR_PARALLEL, best.tensor_parallel, why),
+        Choice(TENSOR_PARALLEL, best.tensor_parallel, _why_size(layouts, best)),
         *best.chosen.choices,
     )
-    return replace(best, chosen=replace(best.chosen, choices=choices))
+    warnings = best.chosen.warnings
+    others = [one for one in layouts if one.chosen.reached_ms and one is not best]
+    if goal and others and not best.chosen.meets:
+        reached = ", ".join(
+            f"{one.tensor_parallel} about {one.chosen.reached_ms:.0f} ms"
+            + " but not all streams" * (not one.chosen.holds)
+            for one in others
+        )
+        warnings = (
+            *warnings,
+            f"no tensor-parallel size keeps {goal:g} ms: {best.tensor_parallel} comes nearest,"
+            f" about {best.chosen.reached_ms:.0f} ms; others: {reached}",
+        )
+    chosen = replace(best.chosen, choices=choices, warnings=warnings)
+    return replace(best, chosen=chosen)
+
+
+def _why_size(layouts: list[Layout], best: Layout) -> str:
+    """Why the best is not smaller: what the size just below lacks."""
+    smaller = [one for one in layouts if one.tensor_parallel < best.tensor_parallel]
+    if not smaller:
+        return (
+            "the smallest that fits: more servers buy throughput, tensor parallelism only latency"
+        )
+    below = smaller[-1]
+    size, reached = below.tensor_parallel, below.chosen.reached_ms
+    if best.chosen.holds and not below.chosen.holds:
+        return f"{size} would fit, but not hold all streams at once"
+    about = f" (about {reached:.0f} ms)" if reached else ""
+    if best.chosen.meets:
+        return f"{size} would fit, but miss the latency goal{about}"
+    return f"nearest to the latency goal, which none reaches; {size} is further from it{about}"
 
 
 def choose(workload: Workload, server: Server, servers: int) -> Chosen:
@@ -161,6 +209,7 @@ def choose(workload: Workload, server: Server, servers: int) -> Chosen:
         warnings=tuple(draft.warnings),
         holds=draft.holds,
         meets=draft.meets,
+        reached_ms=draft.reached_ms,
     )
 
 
@@ -173,6 +222,7 @@ class _Draft:
         self.options: dict[str, Any] = {}
         self.warnings: list[str] = []
         self.holds = self.meets = True
+        self.reached_ms: float | None = None
         self.typical = math.ceil(workload.lengths.typical)
 
     def set(self, option: str, value: Any, reason: str, *, default: bool = False) -> None:
@@ -201,21 +251,21 @@ def _model_len(draft: _Draft) -> None:
     lengths, context = draft.workload.lengths, draft.server.context
     if context is not None and lengths.longest > context:
         raise OperatorError(
-            f"the workload's longest request has {lengths.longest} tokens ({lengths.told}), the"
-            f" model's context is {context}: lower workload_prompt_tokens, workload_output_tokens"
+            f"the workload's longest request has {lengths.longest:,} tokens ({lengths.told}), the"
+            f" model's context is {context:,}: lower workload_prompt_tokens, workload_output_tokens"
         )
     if draft.is_fixed(MODEL_LEN):
         fixed = draft.server.fixed[MODEL_LEN]
         if isinstance(fixed, int) and 0 < fixed < lengths.longest:
             draft.warnings.append(
-                f"max-model-len {fixed} refuses the workload's longest request: {lengths.longest}"
+                f"max-model-len {fixed} refuses the workload's longest request: {lengths.longest:,}"
                 f" tokens ({lengths.told})"
             )
         return
     value = _up(lengths.longest, _LEN_STEP)
-    reason = f"{lengths.told} = {lengths.longest} tokens, rounded up to a multiple of {_LEN_STEP}"
+    reason = f"{lengths.told} = {lengths.longest:,} tokens, rounded up to a multiple of {_LEN_STEP}"
     if context is not None and value > context:
-        value, reason = context, f"{lengths.told} = {lengths.longest} tokens; the model's context"
+        value, reason = context, f"{lengths.told} = {lengths.longest:,} tokens; the model's context"
     draft.set(MODEL_LEN, value, reason)
 
 
@@ -227,16 +277,17 @@ def _cache(draft: _Draft) -> None:
         draft.set(CACHE, "auto", "what the memory holds is not known", default=True)
         return
     held = _held(automatic, draft.typical)
-    asked = f"{draft.streams} streams of {draft.typical} tokens"
+    asked = f"{draft.streams:,} streams of {draft.typical:,} tokens"
     if automatic.fits and held >= draft.streams:
-        reason = f"the model's type: {automatic.tokens} tokens hold {asked}"
+        reason = f"the model's type: {automatic.tokens:,} tokens hold {asked}"
         draft.set(CACHE, "auto", reason, default=True)
         return
-    why = f"the model's type would hold {held} of {asked}"
+    why = f"the model's type would hold {held:,} of {asked}"
     if not automatic.fits:
         why = "the model's type would not hold the longest request"
     if draft.server.fp8_cache:
-        draft.set(CACHE, "fp8", f"{why}; FP8 holds twice the tokens and was 1 to 4 % slower")
+        slower = "FP8 holds twice the tokens and was 1 to 4 % slower, measured up to 512 tokens"
+        draft.set(CACHE, "fp8", f"{why}; {slower} of context")
     else:
         reason = f"{why}, but FP8 needs compute capability 8.9"
         draft.set(CACHE, "auto", reason, default=True)
@@ -249,33 +300,32 @@ def _held(capacity: Capacity, tokens: int) -> int:
 def _sequences(draft: _Draft) -> None:
     capacity = draft.capacity()
     if capacity is not None and not capacity.fits:
-        raise OperatorError(
-            f"the workload's longest request ({draft.workload.lengths.longest} tokens,"
-            f" {draft.workload.lengths.told}) needs more KV cache than is left with tensor-parallel"
-            f" size {draft.server.tensor_parallel}, which holds {max(capacity.tokens, 0)} tokens:"
-            " raise that, or lower the lengths"
+        raise DoesNotFit(
+            f"the workload's longest request ({draft.workload.lengths.longest:,} tokens,"
+            f" {draft.workload.lengths.told}) does not fit a server of tensor-parallel size"
+            f" {draft.server.tensor_parallel}: {capacity.shortage()}"
         )
-    typical = f"sequences of {draft.typical} tokens"
+    typical = f"sequences of {draft.typical:,} tokens"
     held = _held(capacity, draft.typical) if capacity else None
     draft.holds = held is None or held >= draft.streams
     if draft.is_fixed(SEQUENCES):
         fixed = draft.server.fixed[SEQUENCES]
         if isinstance(fixed, int) and fixed < draft.streams:
             draft.warnings.append(
-                f"max-num-seqs {fixed}: {draft.streams - fixed} of {draft.streams} streams wait"
+                f"max-num-seqs {fixed}: {draft.streams - fixed:,} of {draft.streams:,} streams wait"
             )
         return
     rounded = _up(draft.streams, _SEQUENCES_STEP)
-    reason = f"{draft.streams} streams a server, rounded up to a multiple of {_SEQUENCES_STEP}"
+    reason = f"{draft.streams:,} streams a server, rounded up to a multiple of {_SEQUENCES_STEP}"
     if held is None:
         value, reason = rounded, f"{reason}; what the memory holds is not known"
     elif held >= draft.streams:
-        value, reason = min(rounded, held), f"{reason}; the memory holds {held} {typical}"
+        value, reason = min(rounded, held), f"{reason}; the memory holds {held:,} {typical}"
     else:
-        value, reason = max(held, 1), f"the memory holds {held} {typical}"
+        value, reason = max(held, 1), f"the memory holds {held:,} {typical}"
         draft.warnings.append(
-            f"max-num-seqs {value}: the memory holds {held} {typical}, so that"
-            f" {draft.streams - value} of {draft.streams} streams wait: more devices, a shorter"
+            f"max-num-seqs {value}: the memory holds {held:,} {typical}, so that"
+            f" {draft.streams - value:,} of {draft.streams:,} streams wait: more devices, a shorter"
             " workload or a lower workload_concurrency would end that"
         )
     budget = draft.server.fixed.get(BUDGET)
@@ -287,16 +337,24 @@ def _sequences(draft: _Draft) -> None:
 def _budget(draft: _Draft) -> None:
     default = catalog.accelerators()[draft.server.accelerator].batched_tokens
     goal, base = draft.workload.goal_ms, catalog.measured_speed()
+    pace = _pace(draft) if goal is not None else None
     if draft.is_fixed(BUDGET):
+        if goal is not None and pace is not None:
+            _hold_against(draft, draft.server.fixed[BUDGET], goal, pace)
         return
     if goal is None:
         _keep_default(draft, default, "no workload_latency_goal_ms")
         return
     if draft.workload.lengths.prompt_p95 <= base.short_prompt:
-        reason = f"95 % of the prompts have at most {base.short_prompt} tokens: less did not help"
+        reason = f"95 % of the prompts have at most {base.short_prompt:,} tokens: less did not help"
         _keep_default(draft, default, reason)
+        if pace is not None and pace.step_ms > goal:
+            draft.reached_ms, draft.meets = pace.step_ms, False
+            draft.warnings.append(
+                f"workload_latency_goal_ms = {goal:g} is out of reach: a decode step alone takes"
+                f" about {pace.step_ms:.0f} ms: raise the goal or lower workload_concurrency"
+            )
         return
-    pace = _pace(draft)
     if pace is None:
         _keep_default(draft, default, "how fast it is is not known")
         draft.warnings.append(
@@ -305,6 +363,17 @@ def _budget(draft: _Draft) -> None:
         )
         return
     _keep_goal(draft, default, goal, pace)
+
+
+def _hold_against(draft: _Draft, fixed: Any, goal: float, pace: Pace) -> None:
+    """Say where the operator's own budget is above what the rule would choose for the goal."""
+    rate = catalog.measured_speed().budget_share * pace.prefill_tokens_per_s
+    reached = pace.step_ms + fixed / rate * 1000 if type(fixed) is int else 0.0
+    if reached > goal:
+        draft.warnings.append(
+            f"max-num-batched-tokens {fixed}, {FIXED}, may miss workload_latency_goal_ms ="
+            f" {goal:g}: the plan's rule counts about {reached:.0f} ms"
+        )
 
 
 def _keep_default(draft: _Draft, default: int, why: str) -> None:
@@ -331,6 +400,7 @@ def _pace(draft: _Draft) -> Pace | None:
     return pace_of(
         draft.server.work,
         draft.server.accelerator,
+        draft.server.release,
         draft.server.tensor_parallel,
         draft.workload.lengths.prompt_p95,
         running * sequence_bytes,
@@ -344,34 +414,37 @@ def _keep_goal(draft: _Draft, default: int, goal: float, pace: Pace) -> None:
     tokens = (goal - pace.step_ms) / 1000 * rate
     told = (
         f"{base.budget_share:g} x ({goal:g} ms - {pace.step_ms:.1f} ms a decode step) x"
-        f" {pace.prefill_tokens_per_s:.0f} prompt tokens/s = {max(tokens, 0):.0f}"
+        f" {pace.prefill_tokens_per_s:,.0f} prompt tokens/s = {max(tokens, 0):,.0f}"
         f" ({pace.told()})"
     )
     value = math.floor(tokens / _BUDGET_STEP) * _BUDGET_STEP
     if value >= default:
+        draft.reached_ms = pace.step_ms + default / rate * 1000
         _keep_default(draft, default, f"more would keep the goal: {told}")
         return
-    if value < base.confirmed_budget:
-        if pace.measured or value < base.smallest_budget:
-            value = base.smallest_budget
-        reached = pace.step_ms + value / rate * 1000
-        draft.meets = reached <= goal
-        draft.warnings.append(_edge(goal, value, reached))
+    # between the two nothing was fast in proportion: other hardware is trusted no more
+    at_edge = value < base.confirmed_budget
+    if at_edge:
+        value = base.smallest_budget
     sequences = _asked_sequences(draft)
     if value < sequences:
         value, told = _up(sequences, _BUDGET_STEP), f"{told}; vLLM wants at least max-num-seqs"
+    draft.reached_ms = pace.step_ms + value / rate * 1000
+    draft.meets = draft.reached_ms <= goal
+    if at_edge or not draft.meets:
+        draft.warnings.append(_edge(goal, value, draft.reached_ms, pace.measured))
     draft.set(BUDGET, value, told)
 
 
-def _edge(goal: float, value: int, reached: float) -> str:
+def _edge(goal: float, value: int, reached: float, measured: bool) -> str:
     if reached > goal:
         return (
             f"workload_latency_goal_ms = {goal:g} is out of reach: about {reached:.0f} ms even with"
-            f" max-num-batched-tokens {value}: raise the goal, lower workload_concurrency, or use"
-            " more devices a server"
+            f" max-num-batched-tokens {value}: raise the goal or lower workload_concurrency"
         )
+    keeps = "keeps it" if measured else "is expected to keep it (estimate)"
     return (
-        f"workload_latency_goal_ms = {goal:g} is at the edge: max-num-batched-tokens {value} keeps"
-        " it, at the price of throughput (on an H200 a tenth) and of seconds until the first token"
-        " when all streams have long prompts: a higher goal is cheaper"
+        f"workload_latency_goal_ms = {goal:g} is at the edge: max-num-batched-tokens {value}"
+        f" {keeps}, at the price of throughput (on an H200 a tenth) and of seconds until the first"
+        " token when all streams have long prompts: a higher goal is cheaper"
     )

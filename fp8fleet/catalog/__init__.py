@@ -229,6 +229,7 @@ class Speed(_Entry):
     """How fast a server was where it was measured; the file says what each number means."""
 
     accelerator: str
+    engine_release: str
     precision: Literal["bf16", "fp8"]
     parameters: int
     layers: int

@@ -30,7 +30,6 @@ _ELSEWHERE = (
 _WITH_UNITS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kmgtKMGT]?)")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
-_GIB = 1 << 30
 
 
 def with_capacity(
@@ -39,8 +38,12 @@ def with_capacity(
     manifest: Manifest,
     checkpoint: StoredCheckpoint | None,
     measured: Iterable[Measurement],
+    devices: int | None,
 ) -> InstancePlan:
     """A server with what its KV cache holds, or with the reason why that is not known.
+
+    Args:
+        devices: of the host, or of all hosts of a server over several; None: not told.
 
     Raises:
         OperatorError: the model cannot be divided among that many devices, or does not fit.
@@ -67,7 +70,7 @@ def with_capacity(
     if _is_automatic(instance.options.get("max-model-len")):
         capacity = replace(capacity, context=capacity.largest_context() or capacity.context)
     if not capacity.fits:
-        raise OperatorError(_does_not_fit(instance, checkpoint, settings, capacity))
+        raise OperatorError(_does_not_fit(spec, instance, checkpoint, settings, capacity, devices))
     return replace(instance, capacity=_plan(capacity, combination))
 
 
@@ -114,11 +117,13 @@ def settings_of(spec: HostSpec, options: Mapping[str, Any], name: str) -> Settin
         )
     length = options.get("max-model-len")
     quantization = options.get("quantization")
+    budget = count("max-num-batched-tokens", None) or accelerator.batched_tokens
     return Settings(
         memory_bytes=accelerator.engine_bytes or 0,
         utilization=float(share),
-        max_num_seqs=count("max-num-seqs", None) or accelerator.sequences,
-        max_num_batched_tokens=count("max-num-batched-tokens", None) or accelerator.batched_tokens,
+        # vLLM's default is never above the tokens of a step
+        max_num_seqs=count("max-num-seqs", None) or min(accelerator.sequences, budget),
+        max_num_batched_tokens=budget,
         kv_cache_dtype=str(options.get("kv-cache-dtype") or "auto"),
         max_model_len=None if _is_automatic(length) else count("max-model-len", None),
         tensor_parallel=count("tensor-parallel-size", 1) or 1,
@@ -207,42 +212,73 @@ def _tensor_parallel(checkpoint: StoredCheckpoint, asked: int) -> TensorParallel
 
 
 def _does_not_fit(
-    instance: InstancePlan, checkpoint: StoredCheckpoint, settings: Settings, capacity: Capacity
+    spec: HostSpec,
+    instance: InstancePlan,
+    checkpoint: StoredCheckpoint,
+    settings: Settings,
+    capacity: Capacity,
+    devices: int | None,
 ) -> str:
     """What is needed, what there is, what would do."""
-    context = capacity.context or 1
-    taken = " and ".join(
-        f"{part.name} {-part.bytes / _GIB:.1f}" for part in capacity.parts if part.bytes < 0
-    )
-    lent = next(part for part in capacity.parts if part.bytes >= 0)
-    needed = capacity.layout.admitted_bytes(context) / _GIB
-    left = f"leaves {capacity.kv_bytes / _GIB:.1f}" if capacity.kv_bytes > 0 else "leaves nothing"
     remedies = []
     if capacity.largest_context():
         remedies.append(f"set max-model-len to {capacity.largest_context()} or less")
+    remedies += _options_to_lower(spec, instance, checkpoint, settings)
     sizes = _sizes_that_fit(checkpoint, settings)
-    if sizes:
-        remedies.append(f"set tensor_parallel_size to {' or '.join(sizes)}, with as many devices")
+    here = [
+        size for size in sizes if devices is None or size * settings.pipeline_parallel <= devices
+    ]
+    if here:
+        told = " or ".join(map(str, here[:3]))
+        remedies.append(f"set tensor_parallel_size to {told}, with as many devices")
+    elif sizes:
+        remedies.append(
+            "share the server among more hosts (group: docs/servers.md): tensor_parallel_size"
+            f" {sizes[0]} would do, and there are {devices} devices"
+        )
     elif not remedies:
-        remedies.append("no tensor_parallel_size would do: take a smaller or quantized checkpoint")
-    less = f" less {taken}" if taken else ""
-    return (
-        f"instances: {instance.name}: does not fit: {lent.name} ({lent.bytes / _GIB:.1f} GiB a"
-        f" device){less} {left} GiB for the KV cache; one sequence of {context} tokens needs"
-        f" {needed:.1f}: {', or '.join(remedies)}"
-    ).replace("nothing GiB", "nothing")
+        remedies.append(
+            "no tensor_parallel_size would do: take a smaller or quantized checkpoint, or share the"
+            " server among hosts (group: docs/servers.md)"
+        )
+    remedy = ", or ".join(remedies)
+    return f"instances: {instance.name}: does not fit: {capacity.shortage()}: {remedy}"
 
 
-def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[str]:
+def _options_to_lower(
+    spec: HostSpec, instance: InstancePlan, checkpoint: StoredCheckpoint, settings: Settings
+) -> list[str]:
+    """Options of the inventory that alone take the room: with vLLM's defaults it would do."""
+    default = settings_of(spec, {}, instance.name)
+    changes: dict[str, dict[str, Any]] = {
+        "max-num-seqs": {"max_num_seqs": default.max_num_seqs},
+        "max-num-batched-tokens": {"max_num_batched_tokens": default.max_num_batched_tokens},
+    }
+    changes["max-num-seqs and max-num-batched-tokens"] = {
+        key: value for change in changes.values() for key, value in change.items()
+    }
+    for options, change in changes.items():
+        if all(getattr(settings, key) <= value for key, value in change.items()):
+            continue
+        if _fits(checkpoint, replace(settings, **change)):
+            told = " and ".join(f"{value}" for value in change.values())
+            return [f"lower {options}, such as to vLLM's default, {told}"]
+    share = default.utilization
+    if settings.utilization < share and _fits(checkpoint, replace(settings, utilization=share)):
+        return [f"raise gpu-memory-utilization, such as to the default, {share:g}"]
+    return []
+
+
+def _fits(checkpoint: StoredCheckpoint, settings: Settings) -> bool:
+    capacity = estimate(checkpoint, settings)
+    return capacity is not None and capacity.fits
+
+
+def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[int]:
     """Larger tensor-parallel sizes with which the asked context fits, the smallest first."""
     sizes = _tensor_parallel(checkpoint, settings.tensor_parallel).sizes
     larger = (size for size in sizes if size > settings.tensor_parallel)
-    fitting = []
-    for size in larger:
-        other = estimate(checkpoint, replace(settings, tensor_parallel=size))
-        if other is not None and other.fits:
-            fitting.append(str(size))
-    return fitting[:3]
+    return [size for size in larger if _fits(checkpoint, replace(settings, tensor_parallel=size))]
 
 
 # --- what is planned ----------------------------------------------------------------------------

@@ -21,6 +21,10 @@ from fp8fleet.planner.serving import Serving
 from fp8fleet.spec import InstanceSpec
 
 BACKEND = "distributed-executor-backend"
+_UNPROVEN = (
+    "warning: a pipeline over hosts was never run on GPUs, and vLLM's CPU build fails with it at"
+    " the first request (docs/servers.md): try such a server before you rely on it",
+)
 
 
 def join_nodes(fleet: Fleet, serving: dict[str, Serving]) -> dict[str, Serving]:
@@ -159,7 +163,8 @@ def _nodes(
         plan = next(i for i in own.instances if i.name == instance.name)
         node = NodePlan(group, rank, names, addresses, instance.master_port, digest="")
         options = plan.options | _options(node)
-        plans.append((host, replace(plan, options=options, node=node)))
+        notes = plan.notes + _UNPROVEN * (instance.pipeline_parallel_size > 1)
+        plans.append((host, replace(plan, options=options, node=node, notes=notes)))
     texts = []
     for host, plan in plans:
         own = serving[host.name]

@@ -23,12 +23,8 @@ def proxy_plan(
     behind = list(serving.values()) if host.is_gateway else [serving[host.name]]
     if not host.is_gateway and not any(i.has_api for i in serving[host.name].instances):
         return None, []
-    models = sorted({s.model_id for s in behind})
-    if len(models) != 1:
-        raise OperatorError(
-            f"the gateway's hosts serve {len(models)} models ({', '.join(models) or 'none'});"
-            " one is needed: give them one served_model_name"
-        )
+    if host.is_gateway:
+        _check_one_model(serving)
     upstreams = tuple(i.upstream for s in behind for i in s.instances if i.has_api)
     values: dict[str, Any] = {
         "spec": host.spec,
@@ -41,10 +37,35 @@ def proxy_plan(
     proxy = ProxyPlan(
         listen=host.spec.nginx_listen,
         status_port=host.spec.nginx_status_port,
-        model_id=models[0],
+        model_id=behind[0].model_id,
         upstreams=upstreams,
         digest=digest,
         api_key=host.spec.api_key,
         address=host.ssh_hostname,
     )
     return proxy, files
+
+
+def _check_one_model(serving: dict[str, Serving]) -> None:
+    """Nginx asks any server for any answer, so that all have to have the same files."""
+    remedy = (
+        "one gateway serves one model: serve one model, or give each a gateway (an inventory of its"
+        " own)"
+    )
+    names = sorted({own.model_id for own in serving.values()})
+    if len(names) != 1:
+        raise OperatorError(
+            f"the gateway's hosts serve {len(names)} models ({', '.join(names) or 'none'}):"
+            f" {remedy}"
+        )
+    hosts: dict[str, list[str]] = {}
+    for host, own in serving.items():
+        manifest = own.manifest
+        known = f"{manifest.name} {manifest.revision}, digest {manifest.digest[:12]}"
+        hosts.setdefault(known, []).append(host)
+    if len(hosts) > 1:
+        models = "; ".join(f"{known}: {', '.join(on)}" for known, on in hosts.items())
+        raise OperatorError(
+            f"the gateway's hosts serve {len(hosts)} models as {names[0]!r} ({models}), whose"
+            f" answers Nginx would mix: {remedy}"
+        )

@@ -18,9 +18,11 @@ from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import Lock, pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.measured import MEASURED, read_measured
+from fp8fleet.plan import InstancePlan
 from fp8fleet.planner.budget import check_shared_devices
 from fp8fleet.planner.capacity import with_capacity
 from fp8fleet.planner.environments import engine_environment
+from fp8fleet.planner.limits import check_limits
 from fp8fleet.planner.placement import declared_devices, placements
 from fp8fleet.planner.servers import instance_plan
 from fp8fleet.planner.serving import Serving
@@ -29,6 +31,7 @@ from fp8fleet.quantized import CONFIG
 from fp8fleet.serve_options import Checkpoint, checkpoint_of, judge
 from fp8fleet.spec import HostSpec
 from fp8fleet.stored import StoredCheckpoint, read_config, stored_checkpoint
+from fp8fleet.topology import Topology
 
 BEYOND_MEANING = (YAMLError, UnicodeError, RecursionError, ValueError)
 """What odd Python objects in an inventory, which is code, lead to when they are written out."""
@@ -54,6 +57,8 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         checkpoint = _checkpoint(path)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
+        for declared in decision.spec.instances:
+            check_limits(spec, declared, model.longest)
         notes = _check_release(decision.spec, target) + warnings + _made_elsewhere(spec, lock)
         have = lock.versions.get(release.distribution)
         if have != catalog.release_version(spec.engine_release):
@@ -70,9 +75,17 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
             instance_plan(spec, release, instance, placement, address, model_id, decision, root)
             for instance, placement in zip(decision.spec.instances, places, strict=True)
         ]
-        check_shared_devices(spec, planned)
+        notes += check_shared_devices(spec, planned)
         instances = tuple(
-            with_capacity(spec, instance, manifest, checkpoint, measured) for instance in planned
+            with_capacity(
+                spec,
+                instance,
+                manifest,
+                checkpoint,
+                measured,
+                _devices_for(fleet, host, instance, topology),
+            )
+            for instance in planned
         )
         return Serving(
             release,
@@ -93,6 +106,17 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
     except BEYOND_MEANING as error:
         text = f"{fleet.path}: host {host.name}: {type(error).__name__}: {error}"
         raise OperatorError(f"{text}; no value of an inventory file can be that") from None
+
+
+def _devices_for(
+    fleet: Fleet, host: FleetHost, instance: InstancePlan, topology: Topology | None
+) -> int | None:
+    """Devices that a server could have: the host's, or its part on each host of its group."""
+    declared = (i.group for i in host.spec.instances if i.name == instance.name)
+    group = next(declared, None)
+    if group:
+        return len(instance.devices) * sum(group in other.groups for other in fleet.hosts)
+    return topology.whole_devices if topology else None
 
 
 def _torrent(manifest: Path) -> bytes | None:
@@ -161,6 +185,7 @@ def _target_of(spec: HostSpec, manifest: Manifest) -> Target:
         pins=spec.engine_pins,
         build=spec.engine_build,
         fp8_block=is_fp8_block(manifest.quantization),
+        quantization=manifest.quantization,
         validated=tuple(
             Combination(line.driver, line.engine, line.cuda) for line in spec.validated_combinations
         ),
@@ -177,7 +202,12 @@ def _check_release(spec: HostSpec, target: Target) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for instance in spec.instances:
         dtype = instance.options.get("kv-cache-dtype")
-        own = replace(target, kv_cache_dtype=str(dtype) if dtype else None)
+        method = instance.options.get("quantization")
+        own = replace(
+            target,
+            kv_cache_dtype=str(dtype) if dtype else None,
+            quantization=str(method) if method else target.quantization,
+        )
         for verdict in check(spec.engine_release, own):
             if verdict.severity == "error":
                 raise OperatorError(f"{verdict} ({advice(spec.engine_release, own)})")

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fp8fleet import catalog
-from fp8fleet.architecture import read_architecture, text_config
+from fp8fleet.architecture import longest_context, read_architecture, text_config
 from fp8fleet.capacity import Capacity
 from fp8fleet.catalog_check import Target, check
 from fp8fleet.config_json import Config
 from fp8fleet.errors import OperatorError
 from fp8fleet.lengths import Lengths, read_lengths, stated_lengths
 from fp8fleet.planner.capacity import capacity_of, settings_of
+from fp8fleet.planner.limits import may_exceed_context
 from fp8fleet.spec import HostSpec, InstanceSpec
 from fp8fleet.speed import work_of
 from fp8fleet.stored import StoredCheckpoint
@@ -29,6 +30,7 @@ from fp8fleet.workload import (
     TENSOR_PARALLEL,
     Choice,
     Chosen,
+    DoesNotFit,
     Server,
     Workload,
     choose,
@@ -64,6 +66,11 @@ class Model:
     def context(self) -> int | None:
         """Tokens that a sequence may have; None: not told."""
         return read_architecture(self.config).context if self.config else None
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens above which no release takes max-model-len; None: not told."""
+        return longest_context(self.config) if self.config else None
 
     @property
     def active_experts(self) -> int | None:
@@ -121,12 +128,18 @@ def _with_options(spec: HostSpec, model: Model, target: Target, workload: Worklo
         server = _server(spec, model, target, instance)
         try:
             chosen = choose(workload, server, len(spec.instances))
+        except DoesNotFit as error:
+            raise OperatorError(
+                f"instances: {instance.name}: {error}: raise tensor_parallel_size, share the server"
+                " among hosts (group: docs/servers.md), or lower the lengths"
+            ) from None
         except OperatorError as error:
             raise OperatorError(f"instances: {instance.name}: {error}") from None
         size = Choice(TENSOR_PARALLEL, instance.tensor_parallel_size, FIXED)
         instances.append(_filled(instance, chosen))
         choices[instance.name] = (size, *chosen.choices)
-        warnings[instance.name] = chosen.warnings
+        larger = ("a larger tensor_parallel_size may come nearer to the goal",) * (not chosen.meets)
+        warnings[instance.name] = (*chosen.warnings, *larger)
     return Decision(spec.model_copy(update={"instances": tuple(instances)}), choices, warnings)
 
 
@@ -147,8 +160,9 @@ def _server(spec: HostSpec, model: Model, target: Target, instance: InstanceSpec
     checkpoint = model.checkpoint
     return Server(
         accelerator=spec.accelerator or "cpu",
+        release=catalog.vllm_version(spec.engine_release or ""),
         tensor_parallel=instance.tensor_parallel_size,
-        context=model.context,
+        context=None if may_exceed_context(spec, instance.options) else model.context,
         fp8_cache=_has_fp8_cache(spec, target),
         capacity=capacity,
         work=work_of(checkpoint, accelerator, model.active_experts) if checkpoint else None,
@@ -181,7 +195,7 @@ def _has_fp8_cache(spec: HostSpec, target: Target) -> bool:
 def _with_servers(
     spec: HostSpec, model: Model, target: Target, workload: Workload, topology: Topology | None
 ) -> Decision:
-    devices = sum(not device.mig for device in topology.devices) if topology else 0
+    devices = topology.whole_devices if topology else 0
     if not devices:
         raise OperatorError(
             "instances are not set, and neither device_count nor topology says how many devices"
@@ -192,6 +206,12 @@ def _with_servers(
             f"instances are not set, and {spec.model_manifest} has no config.json and headers.json"
             " beside it, which tell the size of a server: list instances, or create the manifest"
             " anew"
+        )
+    if capacity_of(spec, {}, "server", model.checkpoint) is None:
+        raise OperatorError(
+            f"instances are not set, and what {spec.accelerator} holds of this model is not known"
+            " (the catalogue has no memory of it, or config.json does not tell enough), so that no"
+            " size can be computed: list instances"
         )
     sizes = _sizes(model.checkpoint)
     layout = lay_out(

@@ -12,7 +12,7 @@ import pytest
 from fleets import Site, fp8fleet, refusal
 
 from fp8fleet import catalog
-from fp8fleet.architecture import read_architecture
+from fp8fleet.architecture import longest_context, read_architecture
 from fp8fleet.capacity import Capacity, Settings, estimate
 from fp8fleet.headers import headers_text
 from fp8fleet.kv_cache import CacheLayout, cache_layout
@@ -497,7 +497,7 @@ def test_the_plan_shows_the_sum(served: Site) -> None:
     assert rows == {
         "KV cache": "about 962,768 tokens (estimate), 7.3 sequences of 131,072;"
         " the largest context is 131,072",
-        "a device": "117.53 GiB = 128.62 GiB 0.92 of 139.80 GiB (catalogue)"
+        "a device": "117.53 GiB = 128.62 GiB (0.92 of 139.80 GiB, catalogue)"
         " - 8.46 GiB weights (headers) - 240 MiB CUDA context (estimate)"
         " - 1.90 GiB activations (estimate) - 512 MiB CUDA graphs (estimate)",
     }
@@ -518,9 +518,130 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would_do(site: Site) -> 
     message = site.refusal()
     assert "instances: main: does not fit: 0.5 of 44.52 GiB (22.3 GiB a device)" in message
     assert "less weights 15.0 and CUDA context 0.2 and activations 1.0" in message
-    assert "one sequence of 131072 tokens needs 16.0" in message
+    assert "one sequence of 131,072 tokens needs 16.0" in message
     assert "set max-model-len to 45520 or less" in message
+    assert "or raise gpu-memory-utilization, such as to the default, 0.92" in message
     assert message.endswith("or set tensor_parallel_size to 2 or 4 or 8, with as many devices")
+
+
+def test_sizes_beyond_the_hosts_devices_are_not_named(site: Site) -> None:
+    store(site, "none")
+    site.serving |= {"accelerator": "l40s-48g", "device_count": 4}
+    instance(site, 4, gpu_memory_utilization=0.5)
+    message = site.refusal()
+    assert message.endswith("set tensor_parallel_size to 2 or 4, with as many devices")
+    site.serving |= {"device_count": 1}
+    instance(site, 1, gpu_memory_utilization=0.3)
+    assert "share the server among more hosts (group: docs/servers.md)" in site.refusal()
+    assert "tensor_parallel_size 4 would do, and there are 1 devices" in site.refusal()
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"max_num_seqs": 100_000, "max_num_batched_tokens": 100_000}, "lower max-num-seqs, such"),
+        ({"max_num_batched_tokens": 2_000_000}, "lower max-num-batched-tokens, such as to"),
+        (
+            {"max_num_seqs": 100_000, "max_num_batched_tokens": 2_000_000},
+            "lower max-num-seqs and max-num-batched-tokens, such as to vLLM's default, 1024 and",
+        ),
+    ],
+)
+def test_an_option_that_takes_the_room_is_named(
+    served: Site, options: dict[str, Any], remedy: str
+) -> None:
+    instance(served, **options)
+    message = served.refusal()
+    assert remedy in message
+    assert "no tensor_parallel_size would do" not in message
+
+
+# --- what vLLM compares at its start ------------------------------------------------------------
+
+
+def test_a_context_above_the_models_is_refused_with_the_models(served: Site) -> None:
+    instance(served, max_model_len=200_000)
+    message = served.refusal()
+    assert "max-model-len 200000 is above the model's context of 131072 tokens" in message
+    assert "set 131072 or less" in message
+
+
+def test_a_context_above_the_models_is_taken_where_the_operator_says_so(served: Site) -> None:
+    instance(served, max_model_len=200_000)
+    served.serving["engine_environment"] = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    assert planned(served).context == 200_000
+    served.serving["engine_environment"] = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "0"}
+    assert "is above the model's context" in served.refusal()
+    del served.serving["engine_environment"]
+    rope = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 2.0}}
+    instance(served, max_model_len=200_000, hf_overrides=rope)
+    assert served.host_plan().instances[0].options["max-model-len"] == 200_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({}, 131072),
+        ({"max_position_embeddings": 4096, "model_max_length": 8192}, 8192),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                },
+            },
+            131072,
+        ),
+        ({"max_position_embeddings": None}, None),
+    ],
+)
+def test_the_longest_context_is_what_some_release_takes(
+    changes: dict[str, Any], longest: int | None
+) -> None:
+    assert longest_context({**eight_b.CONFIG, **changes}) == longest
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"max_num_seqs": 1024, "max_num_batched_tokens": 512},
+            "max-num-seqs 1024 is above max-num-batched-tokens, 512",
+        ),
+        (
+            {"max_num_seqs": 10_000},
+            "max-num-seqs 10000 is above max-num-batched-tokens, by default 8192 there",
+        ),
+        (
+            {"max_num_batched_tokens": 8192, "no_enable_chunked_prefill": True},
+            "max-num-batched-tokens 8192 is below the longest sequence, 131072 tokens",
+        ),
+    ],
+)
+def test_fewer_tokens_a_step_than_vllm_wants_are_refused(
+    served: Site, options: dict[str, Any], told: str
+) -> None:
+    instance(served, **options)
+    message = served.refusal()
+    assert told in message
+    assert "raise max-num-batched-tokens" in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 512},
+        {"max_num_seqs": 512, "max_num_batched_tokens": 512},
+        {"max_num_seqs": 10_000, "performance_mode": "throughput"},
+    ],
+)
+def test_sequences_that_are_not_set_follow_the_tokens_a_step(
+    served: Site, options: dict[str, Any]
+) -> None:
+    instance(served, max_model_len=8192, **options)
+    assert planned(served).combination.max_num_seqs == options.get("max_num_seqs", 512)
 
 
 def test_a_model_whose_weights_exceed_the_memory_names_the_sizes(site: Site) -> None:

@@ -46,7 +46,7 @@ def test_plan_prints_every_host(project: None, capsys: pytest.CaptureFixture[str
         "/opt/fp8fleet/engines/0.33.0-",
         "http://10.30.0.11:8001",
         "devices 4,5,6,7",
-        "max-model-len=32768",
+        "max-model-len=2048",
         "http://10.20.0.2:8080 -> 10.30.0.11:8000",
     ):
         assert text in out

@@ -225,6 +225,43 @@ def test_a_gateway_over_two_models_is_refused(gateway_site: Site) -> None:
     gateway_site.hosts["gpu-2"]["served_model_name"] = "other"
     message = gateway_site.refusal()
     assert "host gw-1: the gateway's hosts serve 2 models (other, tiny)" in message
+    assert "one gateway serves one model: serve one model, or give each a gateway" in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('name = "tiny"', 'name = "huge"'),
+        ('revision = "1"', 'revision = "2"'),
+        ("size = 2", "size = 3"),
+    ],
+)
+def test_a_gateway_over_two_models_of_one_name_is_refused(
+    gateway_site: Site, old: str, new: str
+) -> None:
+    gateway_site.serving["served_model_name"] = "assistant"
+    gateway_site.file("models/other/manifest.toml", MANIFEST.replace(old, new))
+    assert gateway_site.plan().hosts["gw-1"].proxy
+    gateway_site.hosts["gpu-2"]["model_manifest"] = "models/other/manifest.toml"
+    message = gateway_site.refusal()
+    assert "the gateway's hosts serve 2 models as 'assistant' (tiny 1, digest " in message
+    assert ": gpu-1; " in message
+    assert message.endswith("or give each a gateway (an inventory of its own)")
+
+
+def test_one_model_from_other_sources_is_one_model(gateway_site: Site) -> None:
+    gateway_site.file("models/other/manifest.toml", MANIFEST.replace("mirror", "other"))
+    gateway_site.hosts["gpu-2"]["model_manifest"] = "models/other/manifest.toml"
+    assert gateway_site.plan().hosts["gw-1"].proxy
+
+
+def test_hosts_with_proxies_of_their_own_may_serve_different_models(site: Site) -> None:
+    site.file("models/other/manifest.toml", MANIFEST.replace("tiny", "huge"))
+    site.hosts = {"gpu-1": {}, "gpu-2": {"model_manifest": "models/other/manifest.toml"}}
+    assert {host.proxy.model_id for host in site.plan().hosts.values() if host.proxy} == {
+        "tiny",
+        "huge",
+    }
 
 
 def test_a_gateway_over_nothing_is_refused(gateway_site: Site) -> None:
@@ -467,6 +504,39 @@ def test_an_fp8_cache_below_capability_8_9_is_refused(site: Site) -> None:
     site.serving["accelerator"] = "a100-80g"
     site.serving["instances"] = [{**INSTANCE, "options": {"kv-cache-dtype": "fp8"}}]
     assert "kv-cache-dtype = 'fp8': needs compute capability 8.9" in site.refusal()
+
+
+def ascend_site(site: Site, **options: Any) -> Site:
+    site.file("locks/engine.txt", lock_text(vllm_ascend="0.23.0", vllm="0.23.0"))
+    site.serving |= {
+        "platform": "openeuler-22.03",
+        "arch": "aarch64",
+        "accelerator": "ascend-910b",
+        "engine_release": "vllm-ascend-0.23.0",
+        "engine_python": "3.11",
+        "instances": [{**INSTANCE, "options": options}],
+    }
+    return site
+
+
+def test_fp8_is_refused_where_the_accelerator_has_none(site: Site) -> None:
+    ascend_site(site, quantization="fp8")
+    message = site.refusal()
+    assert "quantization 'fp8': ascend-910b has no FP8: serve a BF16 checkpoint" in message
+    ascend_site(site)
+    assert site.plan()
+    site.file("models/tiny/manifest.toml", 'quantization = "fp8"\n' + MANIFEST)
+    assert "quantization 'fp8': ascend-910b has no FP8" in site.refusal()
+
+
+@pytest.mark.parametrize("method", ["fp8_per_tensor", "fp8_per_channel"])
+def test_online_fp8_below_its_capability_is_refused_or_told(site: Site, method: str) -> None:
+    site.serving["instances"] = [{**INSTANCE, "options": {"quantization": method}}]
+    assert not site.host_plan().notes
+    site.serving["accelerator"] = "a100-80g"
+    assert "decompresses FP8 weights when they are used" in "".join(site.host_plan().notes)
+    site.serving["accelerator"] = "v100-32g"
+    assert f"quantization '{method}': v100-32g has no FP8" in site.refusal()
 
 
 def test_an_option_that_the_release_lacks_is_refused_with_what_to_write(site: Site) -> None:

@@ -87,6 +87,21 @@ def test_servers_may_share_the_whole_of_a_device(site: Site, shares: tuple[float
     assert len(site.host_plan().instances) == len(shares)
 
 
+def test_servers_that_leave_a_device_nothing_are_warned_of(site: Site) -> None:
+    site.serving["instances"] = [
+        server(name, 8000 + n, [0], gpu_memory_utilization=0.5) for n, name in enumerate("ab")
+    ]
+    notes = "\n".join(site.host_plan().notes)
+    assert "a and b share a device and take 1 of its memory: a little belongs to no server" in notes
+    assert "kv-cache-memory-bytes in the options of each is safer" in notes
+
+
+def test_servers_that_share_a_device_as_advised_have_no_note(site: Site) -> None:
+    size = {"gpu_memory_utilization": 0.47, "kv_cache_memory_bytes": 1 << 30}
+    site.serving["instances"] = [server(name, 8000 + n, [0], **size) for n, name in enumerate("ab")]
+    assert not [note for note in site.host_plan().notes if "share a device" in note]
+
+
 def test_servers_on_devices_of_their_own_share_nothing(site: Site) -> None:
     site.serving["instances"] = [server("a", 8000, [0]), server("b", 8001, [1])]
     assert len(site.host_plan().instances) == 2
@@ -154,6 +169,14 @@ def test_a_node_is_started_with_the_others_and_talks_over_its_service_address(pa
 
 def test_a_host_without_such_a_server_has_no_program_for_it(site: Site) -> None:
     assert not [file for file in site.host_plan().files if "vllm-node" in file.path]
+
+
+def test_a_pipeline_over_hosts_is_told_to_be_unproven(pair: Site) -> None:
+    (head,) = pair.host_plan().instances
+    assert any("a pipeline over hosts was never run on GPUs" in note for note in head.notes)
+    pair.serving["instances"] = [{**BIG, "tensor_parallel_size": 4, "pipeline_parallel_size": 1}]
+    (head,) = pair.host_plan().instances
+    assert not any("pipeline" in note for note in head.notes)
 
 
 def test_only_the_head_is_asked_by_clients(pair: Site) -> None:

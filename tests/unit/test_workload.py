@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -57,6 +58,7 @@ def server(
     name: str = "h200-141g",
     tensor_parallel: int = 1,
     fp8_cache: bool = True,
+    release: str = "0.23.0",
     **fixed: Any,
 ) -> Server:
     accelerator = catalog.accelerators()[name]
@@ -78,6 +80,7 @@ def server(
 
     return Server(
         accelerator=name,
+        release=release,
         tensor_parallel=tensor_parallel,
         context=checkpoint.architecture.context,
         fp8_cache=fp8_cache,
@@ -165,8 +168,8 @@ def test_short_prompts_keep_the_default_budget_whatever_the_goal() -> None:
 
 def test_the_measured_rates_give_the_measured_numbers() -> None:
     told = reason(chosen(goal=100), "max-num-batched-tokens")
-    assert "48000 prompt tokens/s" in told
-    assert "measured there" in told
+    assert "48,000 prompt tokens/s" in told
+    assert "(measured on one H200 with vLLM 0.23.0)" in told
 
 
 @pytest.mark.parametrize(
@@ -177,6 +180,50 @@ def test_rates_of_other_models_and_accelerators_are_told_as_estimates(
 ) -> None:
     result = chosen(goal=200, streams=4, on=server(checkpoint, name))
     assert "estimates" in reason(result, "max-num-batched-tokens")
+
+
+def test_rates_of_other_releases_are_told_as_estimates() -> None:
+    told = reason(chosen(goal=100, on=server(release="0.33.0")), "max-num-batched-tokens")
+    assert told.endswith("(estimates, scaled from an 8B on one H200 with vLLM 0.23.0)")
+
+
+@pytest.mark.parametrize("release", ["0.23.0", "0.33.0"])
+def test_no_budget_below_the_confirmed_one_is_chosen_but_the_fast_one(release: str) -> None:
+    speed = catalog.measured_speed()
+    budgets = {
+        value(chosen(goal=goal, on=server(name=name, release=release)), "max-num-batched-tokens")
+        for goal in range(30, 150, 4)
+        for name in ("h200-141g", "h20-96g", "a100-80g")
+    }
+    assert min(budgets) == speed.smallest_budget
+    assert not any(speed.smallest_budget < budget < speed.confirmed_budget for budget in budgets)
+
+
+def test_an_estimate_at_the_edge_only_expects_to_keep_the_goal() -> None:
+    (warning,) = chosen(goal=50, on=server(release="0.33.0")).warnings
+    assert "512 is expected to keep it (estimate), at the price of throughput" in warning
+    (warning,) = chosen(goal=50).warnings
+    assert "512 keeps it, at the price of throughput" in warning
+
+
+def test_short_prompts_whose_decode_steps_miss_the_goal_are_warned_of() -> None:
+    result = chosen(CHAT, 64, goal=2)
+    assert not result.meets
+    (warning,) = result.warnings
+    assert "is out of reach: a decode step alone takes about" in warning
+
+
+@pytest.mark.parametrize(("budget", "warned"), [(8192, True), (1024, False)])
+def test_a_fixed_budget_that_may_miss_the_goal_is_warned_of(budget: int, warned: bool) -> None:
+    result = chosen(goal=75, on=server(max_num_batched_tokens=budget))
+    told = f"max-num-batched-tokens {budget}, set in the inventory, may miss"
+    assert any(told in warning for warning in result.warnings) is warned
+
+
+def test_a_budget_that_sequences_raise_over_the_goal_is_no_budget_that_keeps_it() -> None:
+    many = chosen(stated_lengths((1100, 1100, 1100), (10, 10, 10)), 1500, goal=40)
+    assert not many.meets
+    assert "out of reach" in many.warnings[-1]
 
 
 def test_a_slower_accelerator_gets_a_smaller_budget_for_the_same_goal() -> None:
@@ -200,7 +247,7 @@ def test_a_budget_is_never_below_the_sequences_that_vllm_compares_it_with() -> N
 
 def test_the_context_is_the_longest_request_rounded_up() -> None:
     assert value(chosen(), "max-model-len") == 8448
-    assert "8000 + largest output 256 = 8256" in reason(chosen(), "max-model-len")
+    assert "8,000 + largest output 256 = 8,256" in reason(chosen(), "max-model-len")
 
 
 def test_the_context_is_not_rounded_up_beyond_the_models() -> None:
@@ -211,8 +258,8 @@ def test_the_context_is_not_rounded_up_beyond_the_models() -> None:
 def test_a_workload_longer_than_the_models_context_is_refused() -> None:
     small = server(eight_b.checkpoint("ct-block", max_position_embeddings=8192))
     message = refusal(lambda: chosen(on=small))
-    assert "8256 tokens" in message
-    assert "the model's context is 8192" in message
+    assert "8,256 tokens" in message
+    assert "the model's context is 8,192" in message
 
 
 @pytest.mark.parametrize(("streams", "sequences"), [(1, 8), (8, 8), (9, 16), (100, 104)])
@@ -235,6 +282,7 @@ def test_the_cache_is_fp8_where_only_that_holds_all_streams() -> None:
     assert result.options["kv-cache-dtype"] == "fp8"
     assert value(result, "max-num-seqs") == 200
     assert result.holds
+    assert "measured up to 512 tokens of context" in reason(result, "kv-cache-dtype")
 
 
 def test_the_cache_is_never_fp8_where_the_accelerator_cannot() -> None:
@@ -248,19 +296,20 @@ def test_memory_that_holds_fewer_sequences_sets_fewer_and_says_so() -> None:
     sequences = value(result, "max-num-seqs")
     assert 100 < sequences < 1000
     assert not result.holds
-    assert any(f"{1000 - sequences} of 1000 streams wait" in line for line in result.warnings)
+    assert any(f"{1000 - sequences} of 1,000 streams wait" in line for line in result.warnings)
 
 
 def test_a_request_that_no_cache_holds_is_refused() -> None:
     long = stated_lengths((8000, 8000, 100_000), (256, 256, 256))
     little = server(SEVENTY_B, "h100-80g")
     message = refusal(lambda: chosen(long, 1, on=little))
-    assert "100256 tokens" in message
-    assert "tensor-parallel size 1" in message
+    assert "100,256 tokens" in message
+    assert "does not fit a server of tensor-parallel size 1: 0.92 of 79.65 GiB" in message
+    assert "one sequence of 100,352 tokens needs" in message
 
 
 def test_without_headers_the_streams_are_trusted_and_that_is_told() -> None:
-    blind = Server("h200-141g", 1, None, True, lambda options: None, None, {})
+    blind = Server("h200-141g", "0.23.0", 1, None, True, lambda options: None, None, {})
     result = chosen(goal=100, on=blind)
     assert value(result, "max-num-seqs") == 32
     assert "not known" in reason(result, "max-num-seqs")
@@ -343,9 +392,36 @@ def test_a_goal_that_one_device_misses_asks_for_more_of_them() -> None:
     assert "miss the latency goal" in reason(layout.chosen, "tensor-parallel-size")
 
 
-def test_a_model_too_large_for_all_devices_is_refused() -> None:
+def test_the_size_just_below_is_named_with_its_own_reason() -> None:
+    """One device does not hold all streams; two do, and miss the goal."""
+    layout = laid_out(SEVENTY_B, 8, 64, goal=80)
+    sizes = {
+        size: choose(
+            Workload(DOCUMENTS, 64, 80), server(SEVENTY_B, tensor_parallel=size), 8 // size
+        )
+        for size in (1, 2, 4)
+    }
+    assert not sizes[layout.tensor_parallel // 2].meets
+    assert re.match(
+        rf"{layout.tensor_parallel // 2} would fit, but miss the latency goal \(about \d+ ms\)",
+        reason(layout.chosen, "tensor-parallel-size"),
+    )
+
+
+def test_of_sizes_that_all_miss_the_goal_the_nearest_is_taken_and_the_others_are_named() -> None:
+    layout = laid_out(SEVENTY_B, 8, 8, goal=15)
+    assert layout.tensor_parallel == 8
+    assert "nearest to the latency goal" in reason(layout.chosen, "tensor-parallel-size")
+    told = layout.chosen.warnings[-1]
+    assert "no tensor-parallel size keeps 15 ms: 8 comes nearest, about" in told
+    assert re.search(r"others: 1 about \d+ ms.*, 2 about \d+ ms.*, 4 about \d+ ms", told)
+
+
+def test_a_model_too_large_for_all_devices_is_refused_with_the_sum_and_with_more_hosts() -> None:
     message = refusal(lambda: laid_out(SEVENTY_B, 1, 1, name="a100-40g"))
-    assert "tensor-parallel size 1" in message
+    assert "does not fit a server of tensor-parallel size 1: 0.92 of" in message
+    assert "leaves nothing for the KV cache; one sequence of 8,448 tokens needs" in message
+    assert "the host has 1 devices: share one server among several hosts (group:" in message
 
 
 # Named workloads

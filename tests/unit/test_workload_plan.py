@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import eight_b
 import pytest
 import yaml
-from fleets import INSTANCE, Site, file_text, without
+from fleets import INSTANCE, Site, file_text, fp8fleet, lock_text, without
 from pydantic import ValidationError
 
 from fp8fleet.headers import headers_text
@@ -92,7 +93,7 @@ def test_real_lengths_take_the_place_of_quantiles(site: Site) -> None:
     assert chosen(site)["max-model-len"] == 5120
     reasons = {choice.option: choice.reason for choice in server(site).choices}
     assert (
-        "longest of 40 requests in lengths.jsonl: prompt 4000 + output 960"
+        "longest of 40 requests in lengths.jsonl: prompt 4,000 + output 960"
         in (reasons["max-model-len"])
     )
 
@@ -162,6 +163,24 @@ def test_a_workload_and_a_number_of_devices_are_enough_for_servers(site: Site) -
     assert len({instance.port for instance in host.instances}) == 4
 
 
+def test_equal_servers_are_printed_once(site: Site) -> None:
+    unlisted(site, device_count=8)
+    text = fp8fleet("plan", site.inventory(), cwd=site.root).out
+    assert len(re.findall(r"^  server server-\d ", text, flags=re.M)) == 8
+    assert text.count("else as server-0") == 7
+    assert text.count("workload         max-num-seqs") == text.count("KV cache  ") == 1
+    for number in range(8):
+        assert text.count(f"server-{number}: device {number}: ") == 1
+
+
+def test_servers_that_differ_are_printed_apart(site: Site) -> None:
+    other = {**INSTANCE, "name": "other", "port": 8001, "devices": [1]}
+    site.serving["instances"] = [INSTANCE, {**other, "options": {"max-num-seqs": 7}}]
+    text = fp8fleet("plan", site.inventory(), cwd=site.root).out
+    assert "else as" not in text
+    assert text.count("KV cache  ") == 2
+
+
 def test_servers_that_are_chosen_avoid_ports_that_are_taken(site: Site) -> None:
     host = unlisted(site, device_count=2, nginx_listen=8000)
     assert [instance.port for instance in host.instances] == [8001, 8002]
@@ -188,7 +207,7 @@ def test_a_model_too_large_for_a_device_gets_larger_servers(site: Site) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({}, "instances is not set"),
+        ({}, "device_count is not set: a serving host needs it or topology for the servers"),
         ({"device_count": 4, "workload": None}, "instances is not set"),
     ],
 )
@@ -201,6 +220,33 @@ def test_servers_cannot_be_chosen_for_a_model_without_headers(site: Site) -> Non
     (site.root / "models/tiny/headers.json").unlink()
     site.serving = {**without(site.serving, "instances"), "workload": "chat", "device_count": 2}
     assert "no config.json and headers.json" in site.refusal()
+
+
+def test_servers_are_not_sized_where_nothing_can_be_computed(site: Site) -> None:
+    store(site, "none")
+    site.serving |= {"accelerator": "ascend-910b", "engine_release": "vllm-ascend-0.23.0"}
+    site.file("locks/engine.txt", lock_text(vllm_ascend="0.23.0", vllm="0.23.0"))
+    site.serving |= {"platform": "openeuler-22.03", "arch": "aarch64", "engine_python": "3.11"}
+    site.serving |= {"workload": "chat", "device_count": 8}
+    instances = site.serving.pop("instances")
+    message = site.refusal()
+    assert "what ascend-910b holds of this model is not known" in message
+    assert message.endswith("list instances")
+    site.serving["instances"] = instances
+    assert server(site).choices
+
+
+def test_a_listed_server_that_cannot_do_the_workload_is_refused_with_the_sum(site: Site) -> None:
+    options = {"gpu-memory-utilization": 0.07}
+    site.serving |= {"workload": "chat", "instances": [{**INSTANCE, "options": options}]}
+    message = site.refusal()
+    assert "does not fit a server of tensor-parallel size 1: 0.07 of 139.80 GiB" in message
+    assert "raise tensor_parallel_size, share the server among hosts (group:" in message
+
+
+def test_a_workload_on_a_cpu_asks_for_servers(site: Site) -> None:
+    site.serving = {**without(site.serving, "instances"), "workload": "chat", "accelerator": "cpu"}
+    assert "instances is not set: a serving host needs it" in site.refusal()
 
 
 # Bad input
@@ -306,8 +352,8 @@ def test_a_workload_longer_than_the_models_context_is_refused(site: Site) -> Non
     site.serving["workload"] = "mixed"
     message = site.refusal()
     assert "host gpu-1" in message
-    assert "16384 tokens" in message
-    assert "the model's context is 8192" in message
+    assert "16,384 tokens" in message
+    assert "the model's context is 8,192" in message
 
 
 # Sampling
