@@ -196,8 +196,19 @@ class ServeOption(_Entry):
     """Releases that take it, any of the ranges; it tells of those without a table. Empty: none,
     missing: not known."""
     instead: str | None = None
+    omit: str | None = None
+    """Why nothing takes its place."""
     values: dict[str, str] = {}
     """What to do in place of a value that no release takes."""
+    map: bool = False
+    """Whether it takes a map only, where the parser takes any text without braces."""
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do in place of the option."""
+        if self.omit:
+            return f"leave it out: {self.omit}"
+        return f"write instead {self.instead}" if self.instead else None
 
     def is_accepted(self, release: str) -> bool:
         """Whether vLLM ``release`` takes the option, as far as is known."""
@@ -379,7 +390,7 @@ def kv_cache_types() -> tuple[str, ...]:
 
 @cache
 def serve_options() -> dict[str, ServeOption]:
-    """Options of ``vllm serve`` with a history, by their long names without dashes."""
+    """Options of ``vllm serve`` with a history, by their long names, leading dashes left out."""
     return _load("options", ServeOption)
 
 
