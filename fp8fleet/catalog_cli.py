@@ -183,6 +183,8 @@ def _release(release: catalog.Release) -> list[str]:
     for trap in release.traps:
         where = trap.architecture or "all architectures"
         lines.append(f"below glibc {trap.glibc}, {where}: {trap.reason}")
+    if release.lock_needs:
+        lines.append(f"its lock needs {release.lock_needs}")
     return [*lines, f"source: {release.source}"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fp8fleet.architecture import Architecture, LayerGroup
@@ -13,6 +13,7 @@ from fp8fleet.schemes import Quantization
 LARGEST = 64
 LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 """Finds a layer's number in a tensor's name."""
+_ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
 _USUAL = (1, 2, 4, 8, 16)
 _TOWERS = ("vision", "visual", "audio", "image", "multi_modal", "mm_")
 """In the names of modules that are not the language model."""
@@ -43,6 +44,11 @@ class TensorParallel:
 def is_language_model(name: str) -> bool:
     """Whether a tensor belongs to the language model, by its name."""
     return not any(part in name for part in _TOWERS)
+
+
+def has_attention(tensors: Iterable[str]) -> bool:
+    """Whether tensors of these names are the projections of attention."""
+    return any(module_of(name).rpartition(".")[2] in _ATTENTION for name in tensors)
 
 
 def module_of(tensor: str) -> str:

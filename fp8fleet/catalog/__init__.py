@@ -58,6 +58,8 @@ class Release(_Entry):
     """Default of ``serve --gpu-memory-utilization``."""
     constraints: tuple[str, ...] = ()
     traps: tuple[Trap, ...] = ()
+    lock_needs: str | None = None
+    """What a package index has to hold for a lock; None: PyPI suffices."""
 
 
 class Accelerator(_Entry):
