@@ -261,7 +261,7 @@ def _key_table(language: _English, model: type[BaseModel], keys: Iterable[str], 
         field = model.model_fields[key]
         default = _default(language, field)
         if key in needed:
-            default += language.say("; a serving host needs it")
+            default += language.say("; ") + language.say("a serving host needs it")
         text = language.about(table, key, field.description or "")
         rows.append((f"`{key}`", _type(language, table, key, hints[key]), default, text))
     return _table(language, ("Key", "Type", "Default", "Meaning"), rows)

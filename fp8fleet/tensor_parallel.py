@@ -13,7 +13,6 @@ from fp8fleet.schemes import Quantization
 LARGEST = 64
 LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 """Finds a layer's number in a tensor's name."""
-_ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
 _USUAL = (1, 2, 4, 8, 16)
 _TOWERS = ("vision", "visual", "audio", "image", "multi_modal", "mm_")
 """In the names of modules that are not the language model."""
@@ -27,6 +26,7 @@ HALVES = frozenset({"gate_up_proj"})
 """Two matrices one above the other, each split by rows."""
 ROWS = frozenset({"o_proj", "down_proj", "w2"})
 """Split by columns: every GPU has some inputs."""
+_ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
 _LAST_OF_FUSED = frozenset({"v_proj", "up_proj", "q_b_proj", "kv_b_proj"})
 """Need not end at a block's edge while nothing is split."""
 

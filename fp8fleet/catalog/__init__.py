@@ -198,8 +198,7 @@ class ServeOption(_Entry):
     """Releases that take it, any of the ranges; it tells of those without a table. Empty: none,
     missing: not known."""
     instead: str | None = None
-    omit: str | None = None
-    """Why nothing takes its place."""
+    """What to write in its place, or ``nothing: `` and why."""
     values: dict[str, str] = {}
     """What to do in place of a value that no release takes."""
     map: bool = False
@@ -208,9 +207,10 @@ class ServeOption(_Entry):
     @property
     def remedy(self) -> str | None:
         """What to do in place of the option."""
-        if self.omit:
-            return f"leave it out: {self.omit}"
-        return f"write instead {self.instead}" if self.instead else None
+        if self.instead is None:
+            return None
+        head, nothing, why = self.instead.partition("nothing: ")
+        return f"leave it out: {why}" if nothing and not head else f"write instead {self.instead}"
 
     def is_accepted(self, release: str) -> bool:
         """Whether vLLM ``release`` takes the option, as far as is known."""
