@@ -184,7 +184,7 @@ def _texts() -> Iterable[tuple[str, _Texts]]:
 def _past(name: str, option: catalog.ServeOption) -> list[str]:
     having = [v for v, table in catalog.option_tables().items() if name in table.names]
     lines = [f"releases whose table has it: {', '.join(having) or 'none'}"]
-    return [*lines, f"instead {option.instead}"] if option.instead else lines
+    return [*lines, option.remedy] if option.remedy else lines
 
 
 def _release(release: catalog.Release) -> list[str]:
@@ -199,6 +199,8 @@ def _release(release: catalog.Release) -> list[str]:
     for trap in release.traps:
         where = trap.architecture or "all architectures"
         lines.append(f"below glibc {trap.glibc}, {where}: {trap.reason}")
+    if release.lock_needs:
+        lines.append(f"its lock needs {release.lock_needs}")
     return [*lines, f"source: {release.source}"]
 
 

@@ -28,6 +28,7 @@ from fp8fleet.schemes import Quantization, read_quantization
 from fp8fleet.tensor_parallel import (
     LAYER,
     TensorParallel,
+    has_attention,
     is_language_model,
     module_of,
     tensor_parallel,
@@ -153,6 +154,7 @@ def _inspect(
         _check_config(config, architecture, findings)
         if complete and tensors:
             _check_architecture(architecture, quantization, tensors, findings)
+            _check_heads(config, architecture, tensors, findings)
         check_quantized(quantization, tensors, files, architecture, findings, complete)
     return Checkpoint(
         architecture=architecture,
@@ -500,6 +502,23 @@ def _check_architecture(
         )
         findings.add("layer-missing", message, f"fetch what is missing, or {SAME_REVISION}")
     _check_key_rows(architecture, quantization, tensors, findings)
+
+
+def _check_heads(
+    config: Config,
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    findings: Findings,
+) -> None:
+    """Attention has heads; how many decides what fits and what can be divided."""
+    told = {problem.key for problem in config_problems(config)[0]}
+    if architecture.heads or "num_attention_heads" in told or not has_attention(tensors):
+        return
+    message = (
+        "num_attention_heads is missing or no number, though the headers have attention: the engine"
+        " takes its class's default, and `fp8fleet plan` refuses the model"
+    )
+    findings.add("config-incomplete", message, _PUBLISHED, CONFIG, severity="warning")
 
 
 def _check_key_rows(

@@ -67,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     lock.add_argument(
         "--build", default="wheel", choices=["wheel", "source"], help="as engine_build (wheel)"
     )
-    lock.add_argument("--output", type=Path, help="default: locks/vllm-RELEASE-P-A.txt")
+    lock.add_argument(
+        "--output", type=Path, help="default: locks/vllm-RELEASE-P-A.txt (vllm-ascend-...)"
+    )
     lock.set_defaults(func=_lock)
     catalog_cli.register(subparsers)
     probe_cli.register(subparsers)
@@ -356,7 +358,8 @@ def _clear(folder: Path) -> None:
 
 
 def _lock(arguments: argparse.Namespace) -> int:
-    name = f"vllm-{arguments.release}-{arguments.platform}-{arguments.arch}.txt"
+    release = "vllm-" + arguments.release.removeprefix("vllm-")
+    name = f"{release}-{arguments.platform}-{arguments.arch}.txt"
     output = arguments.output or Path("locks") / name
     pins = tuple(arguments.pin)
     make_lock(

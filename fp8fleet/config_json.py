@@ -144,7 +144,7 @@ class TextModel(_Part):
     hidden_size: _Size | None = None
     vocab_size: _Size | None = None
     intermediate_size: _OptionalSize = None
-    num_attention_heads: _OptionalSize = None
+    num_attention_heads: _OptionalSize = _any_of("num_attention_heads", "n_head", "n_heads")
     num_key_value_heads: _OptionalSize = _any_of("num_key_value_heads", "num_kv_heads", "n_head_kv")
     num_global_key_value_heads: _OptionalSize = None
     head_dim: _OptionalSize = _any_of("head_dim", "hidden_size_per_head")

@@ -261,8 +261,8 @@ def _key_table(language: _English, model: type[BaseModel], keys: Iterable[str], 
         field = model.model_fields[key]
         default = _default(language, field)
         if key in needed:
-            text = "a serving host needs it"
-            default += f"; {language.say(text + ', or a workload' * (key == 'instances'))}"
+            text = "a serving host needs it" + ", or a workload" * (key == "instances")
+            default += language.say("; ") + language.say(text)
         text = language.about(table, key, field.description or "")
         rows.append((f"`{key}`", _type(language, table, key, hints[key]), default, text))
     return _table(language, ("Key", "Type", "Default", "Meaning"), rows)

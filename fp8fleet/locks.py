@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8fleet import catalog
+from fp8fleet.catalog_check import title
 from fp8fleet.errors import CheckFailed, OperatorError
 
-_HEADER = re.compile(r"# vLLM \S+ for (?P<platform>\S+) (?P<arch>\S+), Python ")
+_HEADER = re.compile(r"# \S+ \S+ for (?P<platform>\S+) (?P<arch>\S+), Python ")
 """Beginning of the first line that `make_lock` writes."""
 
 
@@ -107,7 +108,7 @@ def make_lock(
     output: Path,
     build: str,
 ) -> None:
-    """Resolve vLLM ``release`` for a platform and write the hash-locked requirements.
+    """Resolve an engine ``release`` for a platform and write the hash-locked requirements.
 
     With ``build`` ``source`` the lock may name packages that have no wheel there; hosts build them.
     Wraps ``uv pip compile --generate-hashes --python-platform``. The package index is the
@@ -126,8 +127,9 @@ def make_lock(
         names = ", ".join(sorted(catalog.platforms()))
         raise OperatorError(f"platform {platform}: unknown; known are {names}")
     glibc = catalog.platforms()[platform].glibc.replace(".", "_")
-    package = f"{known[release].distribution}=={catalog.release_version(release)}"
-    wanted = [package, *known[release].constraints, *pins]
+    entry, name = known[release], title(release)
+    package = f"{entry.distribution}=={catalog.release_version(release)}"
+    wanted = [package, *entry.constraints, *pins]
     command = [
         "uv", "pip", "compile", "--quiet", "--generate-hashes", "--no-annotate", "--no-header",
         "--no-emit-index-url", "--no-emit-find-links", "--python-version", python,
@@ -147,10 +149,9 @@ def make_lock(
         )
         if run.returncode:
             reason = " ".join(run.stderr.split())
-            raise CheckFailed(f"vllm {release} does not resolve for {platform} {arch}: {reason}")
-        header = (
-            f"# vLLM {release} for {platform} {arch}, Python {python}; made by: fp8fleet lock\n"
-        )
+            needs = f"; {name} needs: {entry.lock_needs}" if entry.lock_needs else ""
+            raise CheckFailed(f"{name} does not resolve for {platform} {arch}: {reason}{needs}")
+        header = f"# {name} for {platform} {arch}, Python {python}; made by: fp8fleet lock\n"
         output.parent.mkdir(parents=True, exist_ok=True)
         beside = output.with_suffix(".new")
         beside.write_text(header + result.read_text())

@@ -27,7 +27,10 @@ EAGER = (
     "without CUDA graphs a block-FP8 8B model made 2,142 instead of 10,860 output tokens/s at 64"
     " streams on an H200 (vLLM 0.23.0)"
 )
+MAP_REMEDY = "write a YAML map, or JSON with its quotes (a shell takes them unless ' is around it)"
 OMIT_QUANTIZATION = "leave it out: it is read from the checkpoint's config.json"
+CACHE_TYPES = ("float16", "bfloat16")
+"""Types of a KV cache that are a model's own."""
 _SIMILAR = 0.6
 """Of difflib's ratio: below it a name is not taken for a misspelt one."""
 _SURE = 0.9
@@ -95,11 +98,12 @@ def faults(
     """All that speaks against the options of a server.
 
     A release without a table of its own is judged by the nearest older and newer ones, where both
-    say the same.
+    say the same. One older or newer than all tables is judged by what is known of single options
+    only, and a warning says so.
 
     Args:
         release: a name of the catalogue.
-        options: values by the options' long names without dashes, as in vLLM's YAML.
+        options: values by the options' long names without leading dashes, as in vLLM's YAML.
         checkpoint: what they are to serve.
         transformers: first number of the installed transformers release; None: as the table.
         accelerator: a name of the catalogue.
@@ -137,10 +141,24 @@ def _by_neighbours(fault: Fault, release: str, names: tuple[str, ...]) -> Fault:
 
 def _past(release: str, options: Mapping[str, Any]) -> Iterator[Fault]:
     """What is known of a release that no table is near to."""
-    for option in options:
+    tables = catalog.option_tables().values()
+    for option, value in options.items():
         known = catalog.serve_options().get(option)
         if known and not known.is_accepted(catalog.vllm_version(release)):
-            yield unknown_option(release, option, options[option], None)
+            yield unknown_option(release, option, value, None)
+        elif known and isinstance(value, str) and value in known.values:
+            message = f"no release takes {shown(value)}"
+            yield _fault(option, "bad-value", message, known.values[value])
+        elif known and known.map and not _is_map(value):
+            yield _no_map(release, option, value)
+        elif known is None and not any(option in table.names for table in tables):
+            message = "is in no release that has a table"
+            remedy = f"look whether {title(release)} has it"
+            yield _fault(option, "not-judged", message, remedy, severity="warning")
+    if options:
+        message = f"{title(release)} has no table of options: most of them were not judged"
+        remedy = "start one server first"
+        yield Fault("", Finding("not-judged", "warning", None, None, message, remedy))
 
 
 def _fault(
@@ -169,8 +187,8 @@ def unknown_option(release: str, option: str, value: Any, table: OptionTable | N
     """
     message = f"{title(release)} has no --{option}"
     known = catalog.serve_options().get(option)
-    if known and known.instead:
-        return _fault(option, "unknown-option", message, f"write instead {known.instead}")
+    if known and known.remedy:
+        return _fault(option, "unknown-option", message, known.remedy)
     having = [name for name, other in catalog.option_tables().items() if option in other.names]
     if having:
         message += f" (vLLM {', '.join(having)} has it)"
@@ -233,7 +251,10 @@ class _Judge:
         if isinstance(value, list | tuple):
             return self._list(option, facts, value)
         if value is True:
-            return None if facts.nargs in ("?", "*") else self._bad(option, value, _expected(facts))
+            return None if facts.nargs in ("?", "*") else self._no_value(option, facts)
+        known = catalog.serve_options().get(name)
+        if known and known.map and not _is_map(value):
+            return _no_map(self._release, option, value)
         unknown = [key for key in _map(value) if facts.keys and key not in facts.keys]
         if unknown:
             return _fault(
@@ -271,9 +292,15 @@ class _Judge:
             return _fault(option, "ignored-value", message, f"write {denial}: true", {denial: True})
         return _fault(option, "ignored-value", message, "leave it out")
 
+    def _no_value(self, option: str, facts: OptionFacts) -> Fault:
+        message = f"needs a value, expected {_expected(facts)}"
+        return _fault(option, "bad-value", message, "write one or leave it out")
+
     def _bad(self, option: str, value: Any, expected: str) -> Fault:
         known = catalog.serve_options().get(option)
         remedy = known.values.get(value) if known and isinstance(value, str) else None
+        if isinstance(value, str) and value.lstrip().startswith("{") and "(JSON)" in expected:
+            remedy = MAP_REMEDY
         message = f"{self._title} does not take {_shown(value)}, expected {expected}"
         return _fault(option, "bad-value", message, remedy or "write such a value or leave it out")
 
@@ -295,7 +322,7 @@ class _Judge:
             yield self._bad(option, value, f"one of {_some(facts.later)}")
         elif name == "quantization" and isinstance(value, str):
             yield from self._quantization(option, facts, value, options, checkpoint)
-        elif name == "kv-cache-dtype" and value in ("float16", "bfloat16"):
+        elif name == "kv-cache-dtype" and value in CACHE_TYPES:
             yield from self._cache_type(option, value, options, checkpoint)
         elif name == "hf-overrides" and self._transformers >= 5 and "rope_theta" in _map(value):
             yield _fault(
@@ -344,11 +371,21 @@ class _Judge:
         """A cache of the model's own type has to be of the model's type."""
         served = options.get("dtype", "auto")
         served = checkpoint.dtype if served == "auto" else {"half": "float16"}.get(served, served)
-        if served in ("float16", "bfloat16") and served != value:
+        if served in CACHE_TYPES and served != value:
             yield _fault(
                 option, "checkpoint", f"{value!r} is not the model's type, {served}",
                 "leave it out: auto is the model's type",
             )  # fmt: skip
+
+
+def _is_map(value: Any) -> bool:
+    """Whether a value is a map or JSON for one, or nothing."""
+    return value is None or isinstance(value, dict) or isinstance(_container(value), dict)
+
+
+def _no_map(release: str, option: str, value: Any) -> Fault:
+    message = f"{title(release)} does not take {_shown(value)}, expected a map (JSON)"
+    return _fault(option, "bad-value", message, MAP_REMEDY)
 
 
 def full_names(table: OptionTable, start: str) -> list[str]:
@@ -416,9 +453,9 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _container(text: str) -> Any:
+def _container(text: Any) -> Any:
     """The JSON map or list that a word is; None: neither."""
-    if not text.lstrip().startswith(("{", "[")):
+    if not isinstance(text, str) or not text.lstrip().startswith(("{", "[")):
         return None
     try:
         return json.loads(text)
@@ -427,7 +464,7 @@ def _container(text: str) -> Any:
 
 
 def _map(value: Any) -> Mapping[str, Any]:
-    found = _container(value) if isinstance(value, str) else value
+    found = value if isinstance(value, dict) else _container(value)
     return found if isinstance(found, dict) else {}
 
 

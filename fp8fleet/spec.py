@@ -300,7 +300,8 @@ class InstanceSpec(Spec):
     )
     options: dict[str, Option] = Field(
         default_factory=dict,
-        description="Options of `vllm serve` by their long names without dashes, as in its YAML.",
+        description="Options of `vllm serve` by their long names without the leading dashes, as in"
+        " its YAML.",
     )
 
     @model_validator(mode="after")
@@ -318,7 +319,9 @@ class InstanceSpec(Spec):
             )
         for key in self.options:
             if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key):
-                raise ValueError(f"option {key!r}: write it as vLLM's long option without dashes")
+                long = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")
+                meant = f"write {long}" if long else "write a long option of vLLM"
+                raise ValueError(f"option {key!r}: {meant}, the name without the leading dashes")
         owned = sorted(OWNED_OPTIONS.keys() & self.options.keys())
         if owned:
             raise ValueError(f"option {owned[0]!r} is set from {OWNED_OPTIONS[owned[0]]}")

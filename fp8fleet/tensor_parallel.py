@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fp8fleet.architecture import Architecture, LayerGroup
@@ -26,6 +26,7 @@ HALVES = frozenset({"gate_up_proj"})
 """Two matrices one above the other, each split by rows."""
 ROWS = frozenset({"o_proj", "down_proj", "w2"})
 """Split by columns: every GPU has some inputs."""
+_ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
 _LAST_OF_FUSED = frozenset({"v_proj", "up_proj", "q_b_proj", "kv_b_proj"})
 """Need not end at a block's edge while nothing is split."""
 
@@ -43,6 +44,11 @@ class TensorParallel:
 def is_language_model(name: str) -> bool:
     """Whether a tensor belongs to the language model, by its name."""
     return not any(part in name for part in _TOWERS)
+
+
+def has_attention(tensors: Iterable[str]) -> bool:
+    """Whether tensors of these names are the projections of attention."""
+    return any(module_of(name).rpartition(".")[2] in _ATTENTION for name in tensors)
 
 
 def module_of(tensor: str) -> str:

@@ -6,6 +6,7 @@ Pure: the matrix is text, the choice depends on nothing else. Formats: the legen
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -114,8 +115,10 @@ class Chosen:
     devices: tuple[int, ...]
     reason: str
     """One line, such as ``devices 2,3: NV12, NUMA node 1``."""
-    faster: str | None
+    faster: str | None = None
     """A faster set that is free, where the operator has fixed a slower one."""
+    better: str | None = None
+    """Sets of all servers, none slower and some faster than with the devices that are fixed."""
 
 
 def speed_of(link: str) -> int:
@@ -147,14 +150,14 @@ def numbers_text(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(text: str) -> frozenset[int]:
-    """The numbers of a list such as ``0-3,8``; none where it says something else (``N/A``)."""
+    """The numbers of a list such as ``0-3,8``; none where it says something else (``N/A``, 8-3)."""
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         if match is None:
             return frozenset()
         first, last = int(match[1]), int(match[2] or match[1])
-        if last > _MAX_CPU:
+        if not first <= last <= _MAX_CPU:
             return frozenset()
         numbers.update(range(first, last + 1))
     return frozenset(numbers)
@@ -181,9 +184,16 @@ def load_topology(path: Path) -> Topology:
     except UnicodeDecodeError:
         raise OperatorError(f"{path}: not UTF-8 text: save the tool's output again") from None
     try:
-        return parse_topology(text)
+        topology = parse_topology(text)
     except OperatorError as error:
         raise OperatorError(f"{path}: {error}") from None
+    last = plain_text(text.rpartition("\n")[2]).split()
+    if last and _DEVICE.fullmatch(last[0]):
+        raise OperatorError(
+            f"{path}: ends within row {last[0]}, no end of line follows: the matrix is cut off,"
+            " save the tool's output again"
+        )
+    return topology
 
 
 def parse_topology(text: str) -> Topology:
@@ -197,12 +207,13 @@ def parse_topology(text: str) -> Topology:
         OperatorError: it is no whole matrix; one line that says what it is.
     """
     header: list[str] | None = None
-    rows: dict[str, tuple[tuple[str, ...], TopologyDevice]] = {}
+    rows: dict[str, tuple[tuple[str, ...], str]] = {}
     split: set[str] = set()
-    last = ""
+    last = end = ""
     for raw in text.splitlines():
         line = plain_text(raw).rstrip()
         words = line.split()
+        end = words[0] if words else end
         if listed := re.match(r"\s*GPU (\d+): ", line):
             last = f"GPU{listed[1]}"
         elif words and words[0].startswith("MIG"):
@@ -226,6 +237,12 @@ def parse_topology(text: str) -> Topology:
             rows[last] = _row(line, header)
     if header is None:
         raise OperatorError(_no_matrix(text))
+    columns = {name: _columns_of(after) for name, (_, after) in rows.items()}
+    if columns.get(end, 0) < max(columns.values(), default=0) and end in rows:
+        raise OperatorError(
+            f"row {end}, the last line, has fewer columns than the others: the matrix is cut off,"
+            " save the tool's output again"
+        )
     return _topology(header, rows, split)
 
 
@@ -246,8 +263,8 @@ def _columns(line: str) -> list[str]:
     return line.partition("CPU Affinity")[0].split()
 
 
-def _row(line: str, header: Sequence[str]) -> tuple[tuple[str, ...], TopologyDevice]:
-    """The links of a row, and what its affinities say."""
+def _row(line: str, header: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The links of a row, and the text of its affinities."""
     name, rest = line.split(maxsplit=1)
     cells: list[str] = []
     end = 0
@@ -263,19 +280,29 @@ def _row(line: str, header: Sequence[str]) -> tuple[tuple[str, ...], TopologyDev
             f"row {name} has {len(cells)} of {len(header)} links{found}: the matrix is cut off or"
             " another command's; save the tool's output again"
         )
-    return tuple(cells), _affinity(rest[end:])
+    return tuple(cells), rest[end:]
 
 
-def _affinity(text: str) -> TopologyDevice:
+def _columns_of(after: str) -> int:
+    return after.count("\t") if "\t" in after else len(after.split())
+
+
+def _affinity(name: str, text: str) -> TopologyDevice:
     """CPUs and NUMA nodes. Columns end with tabs, one more after the nodes; copies have spaces."""
     columns = [c.strip() for c in text.split("\t")][1:] if "\t" in text else text.split()
     cpus, numa, *_ = [*columns, "", ""]
+    for what, listed in (("CPU", cpus), ("NUMA", numa)):
+        if listed not in ("", "N/A") and not numbers_of(listed):
+            raise OperatorError(
+                f"row {name} has the {what} affinity {listed[:30]!r}, expected a list such as 0-31:"
+                " the matrix is cut off or damaged, save the tool's output again"
+            )
     return TopologyDevice(numbers_text(numbers_of(cpus)), tuple(sorted(numbers_of(numa))))
 
 
 def _topology(
     header: list[str],
-    rows: dict[str, tuple[tuple[str, ...], TopologyDevice]],
+    rows: dict[str, tuple[tuple[str, ...], str]],
     split: Collection[str],
 ) -> Topology:
     names = [name for name in header if _DEVICE.fullmatch(name)]
@@ -299,7 +326,7 @@ def _topology(
                 f"says {links[a][b]} from {names[a]} to {names[b]} and {links[b][a]} back: columns"
                 " are missing, save the tool's output again"
             )
-    devices = (rows[name][1] for name in names)
+    devices = (_affinity(name, rows[name][1]) for name in names)
     return Topology(
         _TOOLS["GPU" if names[0].startswith("GPU") else "NPU"],
         tuple(
@@ -349,14 +376,50 @@ def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
     chosen = [ask.devices or _grouped(topology, sets[ask.size].pop(0), ask.group) for ask in asked]
     used = {index for devices in chosen for index in devices}
     unused = [index for index in free if index not in used]
+    better = _better(topology, asked, chosen)
     return tuple(
         Chosen(
             devices,
-            _reason(topology, devices),
+            _reason(topology, devices, ask.group),
             _faster(topology, devices, unused) if ask.devices else None,
+            better if ask.devices else None,
         )
         for ask, devices in zip(asked, chosen, strict=True)
     )
+
+
+def _better(
+    topology: Topology, asked: Sequence[Asked], chosen: Sequence[tuple[int, ...]]
+) -> str | None:
+    """The sets without any fixed devices, where no server gets slower and one faster."""
+    if not any(ask.devices for ask in asked) or not _can_be_freed(topology, asked):
+        return None
+    free = place(topology, tuple(dataclasses.replace(ask, devices=()) for ask in asked))
+    now = [_speeds(topology, d, ask.group) for d, ask in zip(chosen, asked, strict=True)]
+    then = [_speeds(topology, c.devices, ask.group) for c, ask in zip(free, asked, strict=True)]
+    if now == then or any(a > b for a, b in zip(now, then, strict=True)):
+        return None
+    return "; ".join(
+        f"{ask.name} {choice.reason}".strip() for ask, choice in zip(asked, free, strict=True)
+    )
+
+
+def _can_be_freed(topology: Topology, asked: Sequence[Asked]) -> bool:
+    """Whether every server could have devices of its own that the plan chooses."""
+    usable = sum(not device.mig for device in topology.devices)
+    return (
+        len(topology.devices) <= MAX_DEVICES
+        and sum(ask.size for ask in asked) <= usable
+        and all(ask.size == (len(ask.devices) or ask.size) for ask in asked)
+        and all(ask.size % ask.group == 0 for ask in asked)
+    )
+
+
+def _speeds(topology: Topology, devices: tuple[int, ...], group: int) -> tuple[int, int]:
+    """Of the slowest link within the tensor-parallel groups, and of the slowest of all."""
+    groups = [devices[i : i + group] for i in range(0, len(devices), group)]
+    within = min(_scores(topology, one)[0] for one in groups)
+    return within, _scores(topology, devices)[0]
 
 
 def _check(topology: Topology, asked: Sequence[Asked]) -> None:
@@ -451,17 +514,25 @@ def _faster(topology: Topology, devices: tuple[int, ...], unused: Iterable[int])
     best = max(itertools.combinations(candidates, len(devices)), key=lambda i: _scores(topology, i))
     if _scores(topology, best)[0] <= _scores(topology, devices)[0]:
         return None
-    return _reason(topology, best)
+    return _reason(topology, best, len(best))
 
 
-def _reason(topology: Topology, devices: Sequence[int]) -> str:
-    return ", ".join(_said(topology, devices))
+def _reason(topology: Topology, devices: Sequence[int], group: int) -> str:
+    return ", ".join(_said(topology, devices, group))
 
 
-def _said(topology: Topology, devices: Sequence[int]) -> Iterator[str]:
-    listed = ",".join(map(str, devices))
+def _said(topology: Topology, devices: Sequence[int], group: int) -> Iterator[str]:
     slowest = topology.slowest(devices)
-    yield f"device{'s' if len(devices) > 1 else ''} {listed}: {slowest or 'one device, no link'}"
+    if 1 < group < len(devices):
+        groups = [devices[i : i + group] for i in range(0, len(devices), group)]
+        listed = " and ".join(",".join(map(str, one)) for one in groups)
+        within = min(filter(None, map(topology.slowest, groups)), key=speed_of)
+        between = f"; between them {slowest}" if slowest != within else ""
+        yield f"devices {listed}: {within}{between}"
+    else:
+        listed = ",".join(map(str, devices))
+        s = "s" if len(devices) > 1 else ""
+        yield f"device{s} {listed}: {slowest or 'one device, no link'}"
     nodes = sorted({node for index in devices for node in topology.devices[index].numa})
     if nodes:
         yield f"NUMA node{'s' if len(nodes) > 1 else ''} {numbers_text(nodes)}"

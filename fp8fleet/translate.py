@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from fp8fleet import catalog
@@ -13,7 +14,7 @@ from fp8fleet.catalog import OptionFacts, OptionTable
 from fp8fleet.catalog_check import title
 from fp8fleet.errors import OperatorError
 from fp8fleet.findings import Finding, Severity
-from fp8fleet.serve_options import Checkpoint, faults, full_names, unknown_option
+from fp8fleet.serve_options import CACHE_TYPES, Checkpoint, faults, full_names, unknown_option
 from fp8fleet.spec import OWNED_OPTIONS, OWNED_VARIABLES
 
 SECRET_OPTIONS = {"hf-token": "model_token"}
@@ -63,7 +64,20 @@ def translate(text: str, release: str, checkpoint: Checkpoint | None = None) -> 
                 done.findings.append(fault.finding)
                 if fault.instead is not None:
                     done.options = _put(done.options, fault.option, dict(fault.instead))
+    if checkpoint is None:
+        _note_unjudged(done)
     return done
+
+
+def _note_unjudged(done: Translation) -> None:
+    """The options that stay without having met the checkpoint that they are for."""
+    options = done.options
+    unjudged = ["quantization"] if isinstance(options.get("quantization"), str) else []
+    if options.get("kv-cache-dtype") in CACHE_TYPES:
+        unjudged.append("kv-cache-dtype")
+    for option in unjudged:
+        message = f"option {option!r}: not judged against a checkpoint"
+        _note(done, "not-judged", message, "name it with --model", severity="warning")
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -98,14 +112,19 @@ def _words(text: str) -> list[str]:
 
 def _arguments(words: list[str], done: Translation) -> list[str]:
     """What follows the command; variables in front of it and the shell's rest are noted."""
+    started = any(w.rsplit("/", 1)[-1] == "vllm" and n == "serve" for w, n in pairwise(words))
     words = _before_operators(words, done)
     while words and (words[0] in ("env", "exec", "nohup") or _VARIABLE.fullmatch(words[0])):
         word = words.pop(0)
         name = word.partition("=")[0]
         if "=" in word:
-            place = OWNED_VARIABLES.get(name, "engine_environment")
-            message = f"variable {name}: the inventory sets it from {place}"
-            _note(done, "inventory", message, f"set {place}")
+            if place := OWNED_VARIABLES.get(name):
+                message = f"variable {name}: the inventory sets it from {place}"
+                _note(done, "inventory", message, f"set {place}")
+            else:
+                message = f"variable {name}: is no option, and variables are not judged"
+                remedy = "write it in engine_environment if it is still needed"
+                _note(done, "inventory", message, remedy)
     command = [word.rsplit("/", 1)[-1] for word in words[:3]]
     if command[:2] == ["vllm", "serve"]:
         return words[2:]
@@ -116,6 +135,11 @@ def _arguments(words: list[str], done: Translation) -> list[str]:
         raise OperatorError(
             f"a command line of {command[0]}: give what the container runs, `vllm serve MODEL ...`"
             " (what follows the image, for vllm/vllm-openai with `vllm serve` in front)"
+        )
+    if started:
+        raise OperatorError(
+            "something stands before `vllm serve`: give only the line of `vllm serve MODEL ...`,"
+            " with variables as NAME=VALUE in front of it"
         )
     raise OperatorError(f"not a command line of vLLM's server: {EXPECTED}")
 
@@ -180,7 +204,9 @@ class _Reader:
         owner = OWNED_OPTIONS.get(known or full)
         if owner or (known or full) in SECRET_OPTIONS:
             self._words_of(full, value, rest)
-            self._model |= full == "model"
+            if full == "model":  # as where it stands by its place: every line names one
+                self._model = True
+                return
             place = owner or SECRET_OPTIONS[known or full]
             message = f"option {full!r}: the inventory sets it from {place}"
             _note(self._done, "inventory", message, f"set {place}")

@@ -58,6 +58,8 @@ class Release(_Entry):
     """Default of ``serve --gpu-memory-utilization``."""
     constraints: tuple[str, ...] = ()
     traps: tuple[Trap, ...] = ()
+    lock_needs: str | None = None
+    """What a package index has to hold for a lock; None: PyPI suffices."""
 
 
 class Accelerator(_Entry):
@@ -196,8 +198,19 @@ class ServeOption(_Entry):
     """Releases that take it, any of the ranges; it tells of those without a table. Empty: none,
     missing: not known."""
     instead: str | None = None
+    """What to write in its place, or ``nothing: `` and why."""
     values: dict[str, str] = {}
     """What to do in place of a value that no release takes."""
+    map: bool = False
+    """Whether it takes a map only, where the parser takes any text without braces."""
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do in place of the option."""
+        if self.instead is None:
+            return None
+        head, nothing, why = self.instead.partition("nothing: ")
+        return f"leave it out: {why}" if nothing and not head else f"write instead {self.instead}"
 
     def is_accepted(self, release: str) -> bool:
         """Whether vLLM ``release`` takes the option, as far as is known."""
@@ -380,7 +393,7 @@ def kv_cache_types() -> tuple[str, ...]:
 
 @cache
 def serve_options() -> dict[str, ServeOption]:
-    """Options of ``vllm serve`` with a history, by their long names without dashes."""
+    """Options of ``vllm serve`` with a history, by their long names, leading dashes left out."""
     return _load("options", ServeOption)
 
 

@@ -17,7 +17,7 @@ from fp8fleet.measured import Combination, Measurement, measured_tokens
 from fp8fleet.plan import CapacityPlan, InstancePlan
 from fp8fleet.spec import HostSpec
 from fp8fleet.stored import StoredCheckpoint
-from fp8fleet.tensor_parallel import TensorParallel, module_of, tensor_parallel
+from fp8fleet.tensor_parallel import TensorParallel, has_attention, tensor_parallel
 
 _ELSEWHERE = (
     "cpu-offload-gb",
@@ -29,7 +29,6 @@ _ELSEWHERE = (
 """Options with which memory is used otherwise than the estimate knows."""
 _WITH_UNITS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kmgtKMGT]?)")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
 
 
 def with_capacity(
@@ -176,10 +175,11 @@ def _check_heads(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
     """The headers have attention, so that config.json has to have heads."""
     if checkpoint.architecture.heads:
         return
-    if any(module_of(name).rpartition(".")[2] in _ATTENTION for name in checkpoint.tensors):
+    if has_attention(checkpoint.tensors):
         raise OperatorError(
             f"config.json beside {spec.model_manifest}: num_attention_heads is missing or no"
-            " number, though the headers have attention: create the manifest anew"
+            " number, though the headers have attention: take config.json from the checkpoint's"
+            " publisher, and create the manifest from it"
         )
 
 

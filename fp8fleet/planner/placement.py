@@ -77,6 +77,11 @@ def placements(spec: HostSpec, topology: Topology | None) -> tuple[Placement, ..
             notes.append(
                 f"warning: a faster set is free ({choice.faster}): leave devices out, or name those"
             )
+        elif choice.better:
+            notes.append(
+                "warning: without listed devices no server is slower and some are faster"
+                f" ({choice.better}): leave devices out, or name those"
+            )
         binding = _binding(spec, topology, instance, choice.devices)
         if binding:
             notes.append(f"bound to CPUs {binding.cpus}")

@@ -680,6 +680,7 @@ def test_a_config_json_without_heads_is_refused(served: Site) -> None:
     served.file("models/tiny/config.json", json.dumps(values))
     message = served.refusal()
     assert "config.json beside models/tiny/manifest.toml: num_attention_heads is missing" in message
+    assert "take config.json from the checkpoint's publisher" in message
 
 
 @pytest.mark.parametrize(

@@ -949,7 +949,7 @@ def test_a_config_that_only_names_its_class_is_an_error(model: Model) -> None:
     model.config = {"architectures": ["LlamaForCausalLM"]}
     model.tensors = llama_tensors("none")
     found = inspect_directory(model.write())
-    assert codes(found) == ["no-model-type", "config-incomplete"]
+    assert codes(found) == ["no-model-type", "config-incomplete", "config-incomplete"]
     assert not found.whole
 
 
@@ -958,8 +958,25 @@ def test_layers_that_the_class_knows_are_only_told(tmp_path: Path) -> None:
     model = Model(tmp_path, "none")
     text = {"model_type": "llama", "vocab_size": 32064}
     model.config = {"architectures": ["X"], "model_type": "llava", "text_config": text}
+    found = inspect_directory(model.write())
+    assert codes(found) == ["config-incomplete", "config-incomplete"]  # layers, heads
+    assert found.whole
+
+
+@pytest.mark.parametrize("value", [None, "32", [32], -1])
+def test_attention_without_heads_is_told_with_what_to_do(tmp_path: Path, value: object) -> None:
+    model = Model(tmp_path, "none")
+    model.config["num_attention_heads"] = value
     finding = only(inspect_directory(model.write()))
     assert (finding.code, finding.severity) == ("config-incomplete", "warning")
+    assert "num_attention_heads is missing or no number" in finding.message
+    assert finding.remedy == "take config.json from the checkpoint's publisher"
+
+
+def test_heads_in_an_older_spelling_are_read(tmp_path: Path) -> None:
+    model = Model(tmp_path, "none")
+    model.config["n_head"] = model.config.pop("num_attention_heads")
+    assert inspect_directory(model.write()).findings == ()
 
 
 def test_keys_without_rows_are_told(tmp_path: Path) -> None:

@@ -184,6 +184,35 @@ def test_a_lock_pins_and_hashes_everything_and_names_no_index(
     assert [path.name for path in output.parent.iterdir()] == ["lock.txt"]
 
 
+def test_a_release_of_a_plugin_is_named_by_itself_and_says_what_its_lock_needs(
+    tmp_path: Path, local_wheels: str
+) -> None:
+    arguments = ("vllm-ascend-0.23.0", "openeuler-22.03", "aarch64", "3.11", ())
+    with pytest.raises(CheckFailed) as caught:
+        make_lock(*arguments, tmp_path / "lock.txt", "wheel")
+    message = str(caught.value)
+    assert message.startswith("vllm-ascend 0.23.0 does not resolve for openeuler-22.03 aarch64: ")
+    assert "; vllm-ascend 0.23.0 needs: in the package index a vllm" in message
+    assert "VLLM_TARGET_DEVICE=empty" in message
+    assert "\n" not in message
+
+
+def test_a_site_that_serves_what_the_plugin_needs_gets_its_lock(
+    tmp_path: Path, local_wheels: str
+) -> None:
+    folder = Path(local_wheels)
+    wheel(folder, "vllm", "0.23.0+empty", "any")
+    wheel(folder, "vllm_ascend", "0.23.0", "manylinux_2_34_aarch64", "torch==2.10.0")
+    wheel(folder, "torch", "2.10.0", "any")
+    output = tmp_path / "lock.txt"
+    arguments = ("vllm-ascend-0.23.0", "openeuler-22.03", "aarch64", "3.11", ())
+    make_lock(*arguments, output, "wheel")
+    lock = read_lock(output)
+    assert lock.versions == {"vllm": "0.23.0+empty", "vllm-ascend": "0.23.0", "torch": "2.10.0"}
+    assert lock.text.startswith("# vllm-ascend 0.23.0 for openeuler-22.03 aarch64, Python 3.11; ")
+    assert lock.made_for == ("openeuler-22.03", "aarch64")
+
+
 @pytest.mark.parametrize(
     ("platform", "arch", "pins"),
     [
@@ -200,6 +229,6 @@ def test_what_does_not_resolve_is_said_in_one_line_and_leaves_no_lock(
         make_lock("0.33.0", platform, arch, "3.12", pins, output, "wheel")
     message = str(caught.value)
     assert caught.value.exit_code == 1
-    assert message.startswith(f"vllm 0.33.0 does not resolve for {platform} {arch}: ")
+    assert message.startswith(f"vLLM 0.33.0 does not resolve for {platform} {arch}: ")
     assert "\n" not in message
     assert output.read_text() == "the old lock"

@@ -115,6 +115,16 @@ def test_fixed_devices_are_kept_with_a_warning_where_a_faster_set_is_free(site: 
     assert plan["other"].devices == (2,)
 
 
+def test_fixed_devices_that_cost_another_server_its_link_are_warned_of(site: Site) -> None:
+    servers = [server("a", size=2, devices=[1, 2]), server("b", 8001, 2)]
+    plan = by_name(declare(site, BRIDGED, *servers).host_plan())
+    assert plan["a"].notes[1] == (
+        "warning: without listed devices no server is slower and some are faster (a devices 0,1:"
+        " NV12, NUMA node 0; b devices 2,3: NV12, NUMA node 1): leave devices out, or name those"
+    )
+    assert not any("warning" in note for note in plan["b"].notes)
+
+
 def test_without_any_of_the_keys_nothing_changes(site: Site) -> None:
     (instance,) = site.host_plan().instances
     assert (instance.devices, instance.binding, instance.notes) == ((0,), None, ())

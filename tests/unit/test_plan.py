@@ -543,7 +543,7 @@ def test_an_option_that_the_release_lacks_is_refused_with_what_to_write(site: Si
     site.serving["instances"] = [{**INSTANCE, "options": {"rope-theta": 500000}}]
     message = site.refusal()
     assert "option 'rope-theta': vLLM 0.33.0 has no --rope-theta" in message
-    assert "write instead nothing: the checkpoint has the right value" in message
+    assert "leave it out: the checkpoint has the right value" in message
 
 
 def test_a_sites_table_of_combinations_only_warns(site: Site) -> None:

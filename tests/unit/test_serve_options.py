@@ -77,8 +77,21 @@ def test_a_release_without_a_table_is_judged_where_its_neighbours_agree(
 
 
 def test_before_the_oldest_table_only_the_known_past_counts() -> None:
-    assert judge("0.6.3", {"rope-theta": 1, "swap-space": 4, "whatever": 1}) == ()
-    assert only("0.6.3", {"dry-run": True}).code == "unknown-option"
+    assert errors("0.6.3", {"rope-theta": 1, "swap-space": 4, "max-num-seqs": 8}) == []
+    wrong = {"dry-run": True, "kv-cache-dtype": "fp16", "hf-overrides": "{rope_theta:5}"}
+    assert [finding.code for finding in errors("0.6.3", wrong)] == [
+        "unknown-option", "bad-value", "bad-value",
+    ]  # fmt: skip
+
+
+def test_before_the_oldest_table_a_warning_says_what_nothing_judged() -> None:
+    assert [finding.line for finding in judge("0.6.3", {"max-num-seqs": 8, "nonsense": 3})] == [
+        "warning: option 'nonsense': is in no release that has a table [not-judged]: look whether"
+        " vLLM 0.6.3 has it",
+        "warning: vLLM 0.6.3 has no table of options: most of them were not judged [not-judged]:"
+        " start one server first",
+    ]
+    assert judge("0.6.3", {}) == ()
 
 
 # Names
@@ -95,7 +108,8 @@ def test_the_guides_options_are_gone_and_the_message_says_what_to_write(
     finding = only(release, {option: 1})
     assert finding.code == "unknown-option"
     assert f"option {option!r}: vLLM {release} has no --{option}" == finding.message
-    assert finding.remedy.startswith("write instead ")
+    assert finding.remedy.startswith(("write instead ", "leave it out: "))
+    assert "nothing:" not in finding.remedy
 
 
 def test_a_misspelt_option_is_named_with_the_closest_spelling() -> None:
@@ -208,6 +222,35 @@ def test_a_refused_value_says_what_is_expected() -> None:
     finding = only(NEW, {"kv-cache-dtype": "fp16"})
     assert "expected one of auto, bfloat16, float16, fp8" in finding.message
     assert finding.remedy.startswith("leave it out (auto)")
+
+
+@pytest.mark.parametrize("release", TABLED)
+@pytest.mark.parametrize(
+    "option", ["hf-overrides", "additional-config", "model-loader-extra-config"]
+)
+@pytest.mark.parametrize("value", ["{rope_theta:500000}", "{", "x", "[1]", "7", 7])
+def test_a_text_for_an_option_that_takes_a_map_has_to_be_json_of_one(
+    release: str, option: str, value: object
+) -> None:
+    finding = only(release, {option: value})
+    assert f"does not take {value!r}, expected a map (JSON)" in finding.message
+    assert finding.remedy.startswith("write a YAML map, or JSON with its quotes")
+    assert judge(release, {option: '{"x": {"y": 1}}'}) == ()
+    assert judge(release, {option: None}) == ()
+
+
+def test_json_that_lost_its_quotes_is_told_for_every_option_that_takes_a_map() -> None:
+    tables = catalog.option_tables()[NEW].options
+    maps = [name for name, facts in tables.items() if "object" in facts.takes]
+    assert len(maps) > 10
+    for name in maps:
+        finding = only(NEW, {name: "{level:3}"})
+        assert (finding.code, "JSON with its quotes" in finding.remedy) == ("bad-value", True)
+
+
+def test_a_value_that_is_missing_is_told_as_that() -> None:
+    finding = only(NEW, {"max-num-seqs": True})
+    assert finding.message == "option 'max-num-seqs': needs a value, expected an integer at least 1"
 
 
 def test_a_map_has_only_the_keys_that_the_release_knows() -> None:

@@ -433,10 +433,20 @@ def test_an_option_that_has_a_key_of_its_own_is_refused(option: str, instead: st
     assert instead in message
 
 
-@pytest.mark.parametrize("option", ["--max-model-len", "max_model_len", "Max-Model-Len", "", "a="])
-def test_an_option_not_written_as_vllms_long_name_is_refused(option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--max-model-len", "write max-model-len, the name without the leading dashes"),
+        ("max_model_len", "write max-model-len"),
+        ("Max-Model-Len", "write max-model-len"),
+        ("a=", "write a, "),
+        ("", "write a long option of vLLM"),
+        ("--", "write a long option of vLLM"),
+    ],
+)
+def test_an_option_not_written_as_vllms_long_name_is_told_as_that(option: str, meant: str) -> None:
     message = refused(instances=instances({"options": {option: 1}}))
-    assert "write it as vLLM's long option without dashes" in message
+    assert f"option {option!r}: {meant}" in message
 
 
 @pytest.mark.parametrize(

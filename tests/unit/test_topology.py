@@ -29,7 +29,6 @@ from matrices import (
 )
 from probes import RECORDED
 
-from fp8fleet.errors import OperatorError
 from fp8fleet.topology import (
     Asked,
     Chosen,
@@ -157,7 +156,7 @@ def test_links_are_ordered_from_the_fastest() -> None:
 def test_lists_of_numbers_are_read_and_written() -> None:
     assert numbers_of("0-3,8") == {0, 1, 2, 3, 8}
     assert numbers_text([8, 3, 2, 1, 0, 3]) == "0-3,8"
-    for odd in ("", "N/A", "0-99999999", "9000", "a-b", "-1", "0x3"):
+    for odd in ("", "N/A", "0-99999999", "9000", "a-b", "-1", "0x3", "32-6"):
         assert numbers_of(odd) == set()
 
 
@@ -199,25 +198,45 @@ def cut(text: str, lines: int) -> str:
             "has no row of devices and begins",
         ),
         ("\x00\x01模型😀", "has no row of devices"),
+        (
+            cut(BRIDGED, 4) + "\nGPU3\tSYS\tSYS\tNV12\t X \t52-6",
+            "row GPU3, the last line, has fewer",
+        ),
+        (cut(BRIDGED, 4) + "\nGPU3\tSYS\tSYS\tNV12\t X \n", "row GPU3, the last line, has fewer"),
+        (
+            BRIDGED.replace(CPUS[1], "52-6"),
+            "row GPU2 has the CPU affinity '52-6', expected a list such as 0-31: the matrix is cut",
+        ),
+        (ASCEND.replace("0-23", "0-"), "row NPU2 has the CPU affinity '0-', expected a list"),
+        (BRIDGED.replace("\t1\t\tN/A", "\tx\t\tN/A"), "has the NUMA affinity 'x'"),
     ],
 )
 def test_what_is_no_whole_matrix_is_refused_in_one_line(text: str, expected: str) -> None:
     assert expected in refusal(lambda: parse_topology(text))
 
 
-def test_every_cut_of_a_matrix_is_refused_or_whole() -> None:
-    last = BRIDGED.index("NV12\t X ") + len("NV12\t X ")
-    whole = [end for end in range(len(BRIDGED)) if _links(BRIDGED[:end])]
-    assert min(whole) >= last - 1
-    assert {_links(BRIDGED[:end]) for end in whole} == {parse_topology(BRIDGED).links}
+@pytest.mark.parametrize("text", [BRIDGED, NVSWITCH, PCIE, ASCEND, ASCEND_DIES])
+def test_every_cut_within_the_rows_of_a_file_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "matrix.txt"
+    rows, _, legend = text.partition("\nLegend")
+    rows = rows.rstrip("\n") + "\n"
+    path.write_text(rows)
+    assert load_topology(path) == parse_topology(text)
+    for end in range(len(rows)):
+        path.write_text(rows[:end])
+        assert str(path) in refusal(lambda: load_topology(path))
+    for end in range(len(legend)):
+        path.write_text(f"{rows}\nLegend{legend[:end]}")
+        assert load_topology(path) == parse_topology(text)
 
 
-def _links(text: str) -> tuple[tuple[str, ...], ...] | None:
-    try:
-        return parse_topology(text).links
-    except OperatorError as error:
-        assert "\n" not in str(error)
-        return None
+def test_a_whole_last_row_without_an_end_of_line_may_be_cut_within_its_cpus(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.txt"
+    path.write_text(ASCEND.partition("\n\n")[0][:-3])
+    assert refusal(lambda: load_topology(path)).endswith(
+        "matrix.txt: ends within row NPU3, no end of line follows: the matrix is cut off, save the"
+        " tool's output again"
+    )
 
 
 def test_files_that_hold_no_text_are_refused_by_their_name(tmp_path: Path) -> None:
@@ -329,6 +348,40 @@ def test_fixed_devices_are_kept_and_a_faster_free_set_is_named() -> None:
     assert choice.faster == "devices 0,1: NV12, NUMA node 0"
     (choice,) = chosen(BRIDGED, Asked(2, 2, (3, 2)))
     assert (choice.devices, choice.faster) == ((3, 2), None)
+
+
+def test_fixed_devices_that_cost_others_their_links_are_told_with_the_better_sets() -> None:
+    fixed, other = chosen(BRIDGED, Asked(2, 2, (1, 2), "a"), Asked(2, 2, name="b"))
+    assert (fixed.devices, other.devices) == ((1, 2), (0, 3))
+    assert (fixed.faster, other.better) == (None, None)
+    assert fixed.better == "a devices 0,1: NV12, NUMA node 0; b devices 2,3: NV12, NUMA node 1"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (Asked(2, 2, (2, 3)), Asked(2, 2)),
+        (Asked(2, 2, (1, 2)), Asked(1, 1, (1,)), Asked(2, 2)),
+        (Asked(3, 3, (0, 1, 2)), Asked(1, 1)),
+        (Asked(3, 2, (0, 1, 2)),),  # a part of a server over hosts
+    ],
+)
+def test_no_better_sets_are_told_where_there_are_none(asked: tuple[Asked, ...]) -> None:
+    assert [choice.better for choice in chosen(BRIDGED, *asked)] == [None] * len(asked)
+
+
+def test_groups_of_a_pipeline_across_the_slow_links_are_told() -> None:
+    (choice,) = chosen(BRIDGED, Asked(4, 2, (0, 2, 1, 3)))
+    assert choice.reason == "devices 0,2 and 1,3: SYS, NUMA nodes 0-1"
+    assert choice.better == "devices 0,1 and 2,3: NV12; between them SYS, NUMA nodes 0-1"
+    assert chosen(BRIDGED, Asked(4, 2, (2, 3, 0, 1)))[0].better is None
+
+
+def test_a_pipeline_tells_the_links_within_its_groups_and_between_them() -> None:
+    (choice,) = chosen(BRIDGED, Asked(4, 2))
+    assert choice.reason == "devices 0,1 and 2,3: NV12; between them SYS, NUMA nodes 0-1"
+    assert chosen(NVSWITCH, Asked(4, 2))[0].reason == "devices 0,1 and 2,3: NV18, NUMA node 0"
+    assert chosen(BRIDGED, Asked(4, 1))[0].reason == "devices 0,1,2,3: SYS, NUMA nodes 0-1"
 
 
 def test_a_faster_set_that_others_hold_is_not_free() -> None:

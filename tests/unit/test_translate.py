@@ -65,7 +65,7 @@ def test_the_guides_line_keeps_what_is_right_and_tells_each_wrong_part() -> None
         ('--hf-overrides \'{"a": {"b": 1}}\'', {"hf-overrides": {"a": {"b": 1}}}),
         ("--allowed-origins '[\"*\"]'", {"allowed-origins": '["*"]'}),
         ("--lora-modules a=/x b=/y", {"lora-modules": ["a=/x", "b=/y"]}),
-        ("-q fp8_per_tensor", {"quantization": "fp8_per_tensor"}),
+        ('-sc \'{"model": "d"}\'', {"speculative-config": {"model": "d"}}),
         ("-O3", {"optimization-level": "3"}),
         ("-O=3", {"optimization-level": "3"}),
         (
@@ -97,7 +97,6 @@ def test_every_way_to_start_the_server_is_known(command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
-        ("--model m2", "model_manifest"),
         ("--host ::", "service_address"),
         ("-tp 2", "tensor_parallel_size"),
         ("--served-model-name a b", "served_model_name"),
@@ -110,6 +109,62 @@ def test_what_the_inventory_owns_is_left_out_with_its_key(arguments: str, key: s
     assert done.options == {"seed": 1}
     (finding,) = done.findings
     assert (finding.code, key in finding.remedy, done.corrected) == ("inventory", True, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"{MODEL} --seed 1", "vllm serve --model m --seed 1", f"{MODEL} --model=m2 --seed 1"],
+)
+def test_the_model_that_every_line_names_is_left_out_without_a_line(line: str) -> None:
+    assert options_of(line) == {"seed": 1}
+
+
+def test_a_variable_is_told_to_be_written_in_the_inventory_if_it_is_needed() -> None:
+    (finding,) = translate(f"VLLM_USE_V1=1 {MODEL}", NEW).findings
+    assert "VLLM_USE_V1" in finding.message
+    assert finding.remedy == "write it in engine_environment if it is still needed"
+    (finding,) = translate(f"CUDA_VISIBLE_DEVICES=1 {MODEL}", NEW).findings
+    assert finding.remedy == "set the instances' devices"
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--quantization fp8_per_tensor", "-q fp8_per_tensor", "--kv-cache-dtype bfloat16"],
+)
+def test_what_met_no_checkpoint_is_warned_of(option: str) -> None:
+    (finding,) = translate(f"{MODEL} {option}", NEW).findings
+    assert (finding.severity, finding.code) == ("warning", "not-judged")
+    assert finding.message.endswith(": not judged against a checkpoint")
+    assert finding.remedy == "name it with --model"
+    assert translate(f"{MODEL} {option}", NEW, Checkpoint("none", "bfloat16")).findings == []
+
+
+def test_json_that_lost_its_quotes_in_a_shell_is_left_out() -> None:
+    done = translate(f"{MODEL} --hf-overrides {{rope_theta:500000}} --seed 1", NEW)
+    assert done.options == {"seed": 1}
+    assert "expected a map (JSON)" in done.findings[0].message
+
+
+def test_a_release_without_a_table_says_that_little_was_judged() -> None:
+    done = translate(f"{MODEL} --kv-cache-dtype fp16 --nonsense 3", "0.6.3")
+    assert done.options == {"nonsense": "3"}
+    assert [(finding.severity, finding.code) for finding in done.findings] == [
+        ("error", "bad-value"), ("warning", "not-judged"), ("warning", "not-judged"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"export X=1\n{MODEL} --seed 1",
+        f"source /opt/env && {MODEL}",
+        f"cd /srv; {MODEL}",
+        f"sudo -u vllm {MODEL}",
+    ],
+)
+def test_what_stands_before_the_command_is_told(line: str) -> None:
+    with pytest.raises(OperatorError, match="give only the line of `vllm serve MODEL"):
+        translate(line, NEW)
 
 
 @pytest.mark.parametrize(
