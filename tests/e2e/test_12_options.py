@@ -42,7 +42,8 @@ def test_the_installed_parser_takes_and_refuses_what_the_table_says(served: None
     python = start.partition("path=")[2].partition("/bin/vllm")[0] + "/bin/python"
     program = Path(__file__).with_name("installed_parser.py").read_text()
     paths = " ".join([RENDERED, *files])
-    run = f"VLLM_TARGET_DEVICE=cpu HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR {python} - {paths} <<'END'\n{program}\nEND"
+    variables = "VLLM_TARGET_DEVICE=cpu HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR"
+    run = f"{variables} {python} - {paths} <<'END'\n{program}\nEND"
     codes = dict(line.split() for line in ssh(MAIN, run).splitlines() if line.startswith("/"))
     assert codes[RENDERED] == "0"
     for path, options in files.items():
