@@ -154,6 +154,8 @@ def _told(layouts: list[Layout], devices: int, goal: float | None) -> Layout:
     """The best with its reasons."""
     best = _best(layouts)
     servers = f"{devices} devices, {best.tensor_parallel} for each"
+    if idle := devices % best.tensor_parallel:
+        servers += f"; {idle} stay idle"
     choices = (
         Choice(SERVERS, best.servers, servers),
         Choice(TENSOR_PARALLEL, best.tensor_parallel, _why_size(layouts, best)),
@@ -238,9 +240,27 @@ class _Draft:
         return option in self.server.fixed
 
     def capacity(self) -> Capacity | None:
-        """What the memory holds with what is chosen so far."""
-        asked = {SEQUENCES: _up(self.streams, _SEQUENCES_STEP), **self.options}
-        return self.server.capacity({**asked, **self.server.fixed})
+        """What the memory holds with what is chosen so far.
+
+        max-num-seqs itself takes memory: until it is chosen, it is as many as all streams ask for
+        or as the rest of the memory holds.
+        """
+        most = _up(self.streams, _SEQUENCES_STEP)
+        capacity = self._capacity_with(most)
+        if capacity is None or SEQUENCES in {**self.options, **self.server.fixed}:
+            return capacity
+        low, high = 1, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self._capacity_with(middle)
+            if found is not None and _held(found, self.typical) >= middle:
+                low = middle
+            else:
+                high = middle - 1
+        return self._capacity_with(low)
+
+    def _capacity_with(self, sequences: int) -> Capacity | None:
+        return self.server.capacity({SEQUENCES: sequences, **self.options, **self.server.fixed})
 
 
 def _up(number: int, step: int) -> int:

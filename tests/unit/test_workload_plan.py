@@ -470,3 +470,14 @@ def test_a_stored_file_that_is_broken_is_refused_with_its_name(site: Site, name:
     site.file(f"models/tiny/{name}", "{")
     site.serving["workload"] = "chat"
     assert name in site.refusal()
+
+
+def test_more_streams_never_get_fewer_sequences(site: Site) -> None:
+    """vLLM sets memory apart for every sequence: too many of them would leave no KV cache."""
+    keys = {"workload": "chat", "device_count": 1}
+    chosen = []
+    for streams in (512, 4096, 32768, 65536):
+        host = unlisted(site, **keys, workload_concurrency=streams)
+        chosen.append(options_of(host, "server-0")["max-num-seqs"])
+    assert chosen == sorted(chosen)
+    assert chosen[0] == 512 < chosen[-1]
