@@ -237,9 +237,9 @@ class _Draft:
             self.choices.append(Choice(option, self.server.fixed[option], FIXED))
         return option in self.server.fixed
 
-    def capacity(self) -> Capacity | None:
-        """What the memory holds with what is chosen so far."""
-        asked = {SEQUENCES: _up(self.streams, _SEQUENCES_STEP), **self.options}
+    def capacity(self, streams: int | None = None) -> Capacity | None:
+        """What the memory holds with what is chosen so far; ``streams``: other than asked."""
+        asked = {SEQUENCES: _up(streams or self.streams, _SEQUENCES_STEP), **self.options}
         return self.server.capacity({**asked, **self.server.fixed})
 
 
@@ -300,10 +300,14 @@ def _held(capacity: Capacity, tokens: int) -> int:
 def _sequences(draft: _Draft) -> None:
     capacity = draft.capacity()
     if capacity is not None and not capacity.fits:
+        few = draft.capacity(1)
+        less = few is not None and few.fits
         raise DoesNotFit(
             f"the workload's longest request ({draft.workload.lengths.longest:,} tokens,"
             f" {draft.workload.lengths.told}) does not fit a server of tensor-parallel size"
             f" {draft.server.tensor_parallel}: {capacity.shortage()}"
+            + " (fewer streams would fit: lower workload_concurrency)"
+            * less
         )
     typical = f"sequences of {draft.typical:,} tokens"
     held = _held(capacity, draft.typical) if capacity else None
@@ -432,17 +436,18 @@ def _keep_goal(draft: _Draft, default: int, goal: float, pace: Pace) -> None:
     draft.reached_ms = pace.step_ms + value / rate * 1000
     draft.meets = draft.reached_ms <= goal
     if at_edge or not draft.meets:
-        draft.warnings.append(_edge(goal, value, draft.reached_ms, pace.measured))
+        proven = pace.measured and value == base.smallest_budget
+        draft.warnings.append(_edge(goal, value, draft.reached_ms, proven))
     draft.set(BUDGET, value, told)
 
 
-def _edge(goal: float, value: int, reached: float, measured: bool) -> str:
+def _edge(goal: float, value: int, reached: float, proven: bool) -> str:
     if reached > goal:
         return (
             f"workload_latency_goal_ms = {goal:g} is out of reach: about {reached:.0f} ms even with"
             f" max-num-batched-tokens {value}: raise the goal or lower workload_concurrency"
         )
-    keeps = "keeps it" if measured else "is expected to keep it (estimate)"
+    keeps = "keeps it" if proven else "is expected to keep it (estimate)"
     return (
         f"workload_latency_goal_ms = {goal:g} is at the edge: max-num-batched-tokens {value}"
         f" {keeps}, at the price of throughput (on an H200 a tenth) and of seconds until the first"

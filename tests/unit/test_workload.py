@@ -308,6 +308,13 @@ def test_a_request_that_no_cache_holds_is_refused() -> None:
     assert "one sequence of 100,352 tokens needs" in message
 
 
+def test_streams_that_leave_no_memory_are_named_rather_than_the_lengths() -> None:
+    message = refusal(lambda: chosen(streams=70_000))
+    assert message.endswith("(fewer streams would fit: lower workload_concurrency)")
+    message = refusal(lambda: chosen(streams=1, on=server(SEVENTY_B, "a100-40g")))
+    assert "fewer streams" not in message
+
+
 def test_without_headers_the_streams_are_trusted_and_that_is_told() -> None:
     blind = Server("h200-141g", "0.23.0", 1, None, True, lambda options: None, None, {})
     result = chosen(goal=100, on=blind)
