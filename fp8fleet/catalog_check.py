@@ -97,9 +97,7 @@ def newest_fitting(distribution: str, target: Target) -> str | None:
 def advice(name: str, target: Target) -> str:
     """One line: the newest release that fits, or what would have to change for one to fit."""
     distribution = _distribution_for(name, target)
-    target = replace(
-        target, kv_cache_dtype=None, quantization=None
-    )  # easier to change than a release
+    target = replace(target, kv_cache_dtype=None)  # easier to change than a release
     found = newest_fitting(distribution, target)
     if found:
         return f"the newest that fits is {found}"
@@ -133,6 +131,8 @@ def _easier(target: Target) -> Iterator[tuple[str, Target]]:
         yield f"{newer} and {without}", replace(target, driver=None, pins=())
     if target.python:
         yield "with another Python", replace(target, python=None)
+    if _is_fp8(target.quantization) and not target.fp8_block:
+        yield "without FP8", replace(target, quantization=None)
     if target.fp8_block:
         yield "with a BF16 checkpoint", replace(target, fp8_block=False)
     if target.build == "wheel":
