@@ -100,25 +100,16 @@ def advice(name: str, target: Target) -> str:
     found = newest_fitting(distribution, target)
     if found:
         return f"the newest that fits is {found}"
-    without = []
-    # whatever the release
-    if _refuses(_kv_cache, name, target):
-        without.append(f"without kv-cache-dtype = {target.kv_cache_dtype!r}")
+    without = ""
+    if any(_kv_cache(name, catalog.releases()[name], target)):  # whatever the release
+        without = f"without kv-cache-dtype = {target.kv_cache_dtype!r}"
         target = replace(target, kv_cache_dtype=None)
-    if _refuses(_fp8, name, target):
-        without.append(f"without quantization = {target.quantization!r}")
-        target = replace(target, quantization=None)
     for words, easier in [("", target), *_easier(target)]:
         found = newest_fitting(distribution, easier)
         if found:
-            change = " and ".join(filter(None, (*without, words)))
+            change = " and ".join(filter(None, (without, words)))
             return f"nothing fits as it is; {change} it would be {found}"
     return f"nothing in the catalogue fits {target.platform} {target.architecture}"
-
-
-def _refuses(gate: Gate, name: str, target: Target) -> bool:
-    verdicts = gate(name, catalog.releases()[name], target)
-    return any(verdict.severity == "error" for verdict in verdicts)
 
 
 def not_judged(name: str, target: Target) -> Iterator[str]:
@@ -160,6 +151,8 @@ def _easier(target: Target) -> Iterator[tuple[str, Target]]:
         yield f"{newer} and {without}", replace(target, driver=None, pins=())
     if target.python:
         yield "with another Python", replace(target, python=None)
+    if _is_fp8(target.quantization) and not target.fp8_block:
+        yield "without FP8", replace(target, quantization=None)
     if target.fp8_block:
         yield "with a BF16 checkpoint", replace(target, fp8_block=False)
     if target.build == "wheel":

@@ -452,17 +452,18 @@ def _keep_goal(draft: _Draft, default: int, goal: float, pace: Pace) -> None:
     draft.reached_ms = pace.step_ms + value / rate * 1000
     draft.meets = draft.reached_ms <= goal
     if at_edge or not draft.meets:
-        draft.warnings.append(_edge(goal, value, draft.reached_ms, pace.measured))
+        proven = pace.measured and value == base.smallest_budget
+        draft.warnings.append(_edge(goal, value, draft.reached_ms, proven))
     draft.set(BUDGET, value, told)
 
 
-def _edge(goal: float, value: int, reached: float, measured: bool) -> str:
+def _edge(goal: float, value: int, reached: float, proven: bool) -> str:
     if reached > goal:
         return (
             f"workload_latency_goal_ms = {goal:g} is out of reach: about {reached:.0f} ms even with"
             f" max-num-batched-tokens {value}: raise the goal or lower workload_concurrency"
         )
-    keeps = "keeps it" if measured else "is expected to keep it (estimate)"
+    keeps = "keeps it" if proven else "is expected to keep it (estimate)"
     return (
         f"workload_latency_goal_ms = {goal:g} is at the edge: max-num-batched-tokens {value}"
         f" {keeps}, at the price of throughput (on an H200 a tenth) and of seconds until the first"

@@ -523,6 +523,7 @@ def test_fp8_is_refused_where_the_accelerator_has_none(site: Site) -> None:
     ascend_site(site, quantization="fp8")
     message = site.refusal()
     assert "quantization 'fp8': ascend-910b has no FP8: serve a BF16 checkpoint" in message
+    assert "without FP8 it would be vllm-ascend-0.23.0" in message
     ascend_site(site)
     assert site.plan()
     site.file("models/tiny/manifest.toml", 'quantization = "fp8"\n' + MANIFEST)

@@ -308,6 +308,12 @@ def test_a_request_that_no_cache_holds_is_refused() -> None:
     assert "one sequence of 100,352 tokens needs" in message
 
 
+def test_streams_that_would_leave_no_memory_wait() -> None:
+    result = chosen(streams=70_000)
+    assert 100 < value(result, "max-num-seqs") < 70_000
+    assert any("streams wait" in line for line in result.warnings)
+
+
 def test_without_headers_the_streams_are_trusted_and_that_is_told() -> None:
     blind = Server("h200-141g", "0.23.0", 1, None, True, lambda options: None, None, {})
     result = chosen(goal=100, on=blind)
