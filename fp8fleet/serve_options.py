@@ -28,6 +28,8 @@ EAGER = (
     " streams on an H200 (vLLM 0.23.0)"
 )
 OMIT_QUANTIZATION = "leave it out: it is read from the checkpoint's config.json"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+_SECRET_NAME = re.compile(r"(api[-_.]?key|hf[-_.]?token)")
 _SIMILAR = 0.6
 """Of difflib's ratio: below it a name is not taken for a misspelt one."""
 _SURE = 0.9
@@ -151,9 +153,17 @@ def _fault(
     instead: Mapping[str, Any] | None = None,
     severity: Severity = "error",
 ) -> Fault:
-    finding = Finding(code, severity, None, None, f"option {option!r}: {message}", remedy)
+    text = f"option {shown_option(option)!r}: {message}"
+    finding = Finding(code, severity, None, None, text, remedy)
     put = {} if instead is None and severity == "error" else instead
     return Fault(option, finding, put)
+
+
+def shown_option(name: str) -> str:
+    """An option's name as it can be shown: what follows a name may be a secret, and is cut off."""
+    shown_part = _SECRET_NAME.match(name) or _NAME.match(name)
+    kept = shown_part[0] if shown_part else ""
+    return kept if kept == name else f"{kept}..."
 
 
 def _slow(option: str) -> Fault:
@@ -167,7 +177,7 @@ def unknown_option(release: str, option: str, value: Any, table: OptionTable | N
     Returns:
         A fault whose ``instead`` has the option that is surely meant, with ``value``.
     """
-    message = f"{title(release)} has no --{option}"
+    message = f"{title(release)} has no --{shown_option(option)}"
     known = catalog.serve_options().get(option)
     if known and known.instead:
         return _fault(option, "unknown-option", message, f"write instead {known.instead}")
