@@ -29,7 +29,7 @@ EAGER = (
 )
 OMIT_QUANTIZATION = "leave it out: it is read from the checkpoint's config.json"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
-_SECRET_NAME = re.compile(r"(api[-_.]?key|hf[-_.]?token)")
+_SECRET_NAME = re.compile(r"[\w.-]{0,60}?(api[-_.]?key|hf[-_.]?token)", re.ASCII | re.IGNORECASE)
 _SIMILAR = 0.6
 """Of difflib's ratio: below it a name is not taken for a misspelt one."""
 _SURE = 0.9

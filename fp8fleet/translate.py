@@ -210,21 +210,24 @@ class _Reader:
     def _plain_option(self, word: str) -> str:
         """An option with vLLM's own dashes and ``=``, where it has others that look like them."""
         match = _OPTION.fullmatch(word)
-        if match is None or match[1] + match[2] == "-" or not match[1] + match[2].strip(_DASHES):
+        if match is None or not match[2]:
             return word
         dashes, name, sign, value = match.groups()
         dash = next((character for character in dashes + name if character in _DASHES[1:]), "")
         plain = re.sub(f"[{_DASHES[1:]}]", "-", name)
-        long = len(dashes) > 1 or (dash and plain.partition(".")[0] not in self._table.short_names)
-        other = sign if sign != "=" and plain and (long or ord(sign or "=") > 127) else ""
+        short = plain.partition(".")[0] in self._table.short_names
+        number = re.fullmatch(r"\d+(\.\d+)?", plain)
+        long = len(dashes) > 1 or (dash and not short and not number)
+        start = "--" if long else "-"
+        other = sign if sign != "=" and (long or not sign.isascii()) else ""  # -O{...} is right
         where = f"option {shown_option(plain)!r}: "
-        remedy = f"write {'--' if long else '-'}{shown_option(plain)}"
+        remedy = f"write {start}{shown_option(plain)}"
         if dash:
             _wrong_character(self._done, where, dash, "'-'", remedy)
         if other:
             _wrong_character(self._done, where, other, "'='", f"{remedy}=VALUE")
             sign = "="
-        return f"{'--' if long else '-'}{plain}{sign}{value}"
+        return f"{start}{plain}{sign}{value}"
 
     def _positional(self, position: int) -> None:
         if self._model:
