@@ -135,13 +135,18 @@ def _check_addresses(members: list[tuple[FleetHost, InstanceSpec]], group: str) 
 def _check_decided(head: InstancePlan, node: InstancePlan, host: FleetHost, group: str) -> None:
     """Refuse a node whose options, as written, sampled or chosen, are not the head's."""
     for option in sorted({*head.options, *node.options} - _OWN_OPTIONS):
-        one, other = (plan.options.get(option, "not set") for plan in (head, node))
-        if one != other:
-            raise OperatorError(
-                f"host {host.name} of group {group} would run {option} {shown(other)}, the first"
-                f" host {shown(one)}: give all hosts of the group what it comes from (workload,"
-                f" sampling, topology) in group_data/{group}.py"
-            )
+        present = option in head.options and option in node.options
+        if present and head.options[option] == node.options[option]:
+            continue
+        one, other = (
+            shown(plan.options[option]) if option in plan.options else "not set"
+            for plan in (head, node)
+        )
+        raise OperatorError(
+            f"hosts of group {group} differ: {option} would be {other} on {host.name}, and {one} on"
+            " the first host: give all of them what it comes from (workload, sampling, topology) in"
+            f" group_data/{group}.py"
+        )
 
 
 def _comparable(instance: InstanceSpec) -> tuple[Any, ...]:

@@ -241,8 +241,11 @@ def test_a_server_that_cannot_be_one_is_refused(
     [
         ({"service_address": None}, "host gpu-2: service_address is not set: nodes need it"),
         ({"service_address": "10.30.0.1"}, "a service_address of its own is needed"),
-        ({"workload": "chat"}, "host gpu-2 of group serving would run max-"),
-        ({"sampling": {"temperature": 0.2}}, "would run override-generation-config {"),
+        ({"workload": "chat"}, "on gpu-2, and not set on the first host: give all of them"),
+        (
+            {"sampling": {"temperature": 0.2}},
+            "differ: override-generation-config would be {'temperature': 0.2} on gpu-2",
+        ),
         ({"accelerator": "a100-80g"}, "differ: one accelerator is needed"),
         ({"served_model_name": "other"}, "differ: one served_model_name is needed"),
         ({"engine_requirements": "locks/more.txt"}, "differ: one engine_release and"),
@@ -269,7 +272,7 @@ def test_one_server_is_not_made_for_two_workloads(pair: Site, second: dict[str, 
     pair.hosts["gpu-1"]["workload"] = "chat"
     pair.hosts["gpu-2"] |= second
     message = pair.refusal()
-    assert "give all hosts of the group what it comes from (workload, sampling" in message
+    assert "give all of them what it comes from (workload, sampling" in message
     pair.hosts["gpu-2"]["workload"] = "chat"
     assert node_of(pair.plan().hosts["gpu-2"]).rank == 1
 
