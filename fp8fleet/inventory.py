@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,8 +19,8 @@ from pyinfra.api.arguments import all_argument_meta
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.connectors.ssh import ConnectorData
 from pyinfra.context import ctx_inventory, ctx_state
+from pyinfra_cli import inventory as pyinfra_inventory
 from pyinfra_cli.exceptions import CliError, UnexpectedExternalError, WrappedError
-from pyinfra_cli.inventory import make_inventory_from_files
 from pyinfra_cli.util import parse_cli_arg
 
 from fp8fleet.errors import OperatorError
@@ -76,6 +76,9 @@ class Fleet:
 
     path: str
     hosts: tuple[FleetHost, ...]
+    """In the order in which the file first names them."""
+    groups: Mapping[str, tuple[str, ...]] = field(hash=False)
+    """The hosts' names by group, each in the group's own order."""
 
 
 def load_fleet(
@@ -104,7 +107,8 @@ def load_fleet(
     hosts = tuple(_host(path, inventory, host) for host in inventory)
     if not hosts:
         raise OperatorError(f"{path}: no hosts: define at least one group, a list of host names")
-    return Fleet(path, hosts)
+    groups = {name: tuple(h.name for h in group) for name, group in inventory.groups.items()}
+    return Fleet(path, hosts, groups)
 
 
 def parse_data(pairs: Iterable[str]) -> dict[str, Any]:
@@ -157,7 +161,9 @@ def read_inventory(path: str, overrides: dict[str, Any], group_data: list[str]) 
     try:
         # pyinfra prints the traceback of a broken file; our line names file and error.
         with _pyinfra_contexts(), redirect_stderr(io.StringIO()):
-            return make_inventory_from_files(path, overrides, str(Path.cwd()), group_data)
+            return pyinfra_inventory.make_inventory_from_files(
+                path, overrides, str(Path.cwd()), group_data
+            )
     except (WrappedError, CliError, UnexpectedExternalError, PyinfraError) as error:
         cause = getattr(error, "exception", error)
         if isinstance(cause, OperatorError):
@@ -168,6 +174,24 @@ def read_inventory(path: str, overrides: dict[str, Any], group_data: list[str]) 
         raise OperatorError(f"{path}: {type(error).__name__}: {error}") from None
 
 
+class _InventoryInOrder(Inventory):  # type: ignore[misc]
+    """pyinfra's inventory with the hosts of a group as the file lists them there.
+
+    pyinfra has them in the order in which any group first names them.
+    """
+
+    def make_hosts_and_groups(self, names: Any, groups: Any) -> None:
+        super().make_hosts_and_groups(names, groups)
+        for group, (listed, _) in groups.items():
+            order = [host[0] if isinstance(host, tuple) else host for host in listed]
+            if group in self.groups:  # hosts that a connector brought come last
+                self.groups[group].sort(
+                    key=lambda host, order=order: (
+                        order.index(host.name) if host.name in order else len(order)
+                    )
+                )
+
+
 @contextmanager
 def _pyinfra_contexts() -> Iterator[None]:
     """What pyinfra's inventory reader expects around it, inside a pyinfra run and outside."""
@@ -176,9 +200,11 @@ def _pyinfra_contexts() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     ctx_state.set(state or State())
+    pyinfra_inventory.Inventory = _InventoryInOrder
     try:
         yield
     finally:
+        pyinfra_inventory.Inventory = Inventory
         ctx_state.set(state)
         ctx_inventory.set(inventory)
         log.setLevel(level)

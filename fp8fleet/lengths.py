@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import math
 from collections.abc import Iterator
@@ -81,7 +82,7 @@ def read_lengths(path: Path) -> Lengths:
 def _read(path: Path, mtime_ns: int, size: int) -> Lengths:
     del mtime_ns, size
     content = read_regular(path)
-    requests = list(_requests(path, content))
+    requests = list(_requests(path, content.removeprefix(codecs.BOM_UTF8)))
     if not requests:
         raise OperatorError(
             f"{path}: empty: one request a line is needed,"

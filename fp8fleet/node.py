@@ -249,7 +249,10 @@ class Head(Node):
         try:
             hello = json.loads(await asyncio.wait_for(_line(reader), HELLO_S))
             rank, plan = int(hello["rank"]), str(hello["plan"])
-        except (asyncio.TimeoutError, ValueError, KeyError, TypeError):
+        except (
+            *(asyncio.TimeoutError, ValueError, KeyError, TypeError),
+            *(OverflowError, RecursionError),
+        ):
             return None
         peer = writer.get_extra_info("peername")[0]
         if not 0 < rank < len(self.addresses) or peer != self.addresses[rank]:
@@ -271,17 +274,21 @@ class Follower(Node):
         say(f"waiting for the head on {self.head}")
         while not self.stopping.is_set():
             await self._follow()
-            if not self.stopping.is_set():
-                await asyncio.sleep(RETRY_S)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), RETRY_S)
         return 0
 
     async def _follow(self) -> None:
         """One connection to the head, and one start of vLLM if it comes to that."""
+        connecting = asyncio.create_task(
+            asyncio.open_connection(self.head, self.port, local_addr=(self.address, 0))
+        )
+        await self._any(connecting)  # to a host that is off it takes minutes
+        if not connecting.done():
+            connecting.cancel()
         try:
-            reader, writer = await asyncio.open_connection(
-                self.head, self.port, local_addr=(self.address, 0)
-            )
-        except OSError:
+            reader, writer = await connecting
+        except (OSError, asyncio.CancelledError):
             return
         try:
             _keep_alive(writer)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fp8fleet.errors import OperatorError
 from fp8fleet.jsonfile import JsonError, parse_python_json, read_regular, shown
 from fp8fleet.spec import GENERATION_CONFIG, SamplingSpec
@@ -34,6 +36,20 @@ class Sampling:
     """Where each value stands."""
     otherwise: str
     """Where all else comes from."""
+
+    def doubts(self) -> list[str]:
+        """One line for each value that no request can have; SamplingSpec has the ranges."""
+        found = []
+        for key, value in self.values.items():
+            try:
+                SamplingSpec.model_validate({key: value})
+            except ValidationError as error:
+                named = f"sampling: {key}={shown(value)} ({self.sources[key]})"
+                found.append(
+                    f"{named}: {error.errors()[0]['msg']}; requests that name none get it and may"
+                    f" fail: set {key} in sampling"
+                )
+        return found
 
     def __str__(self) -> str:
         named = [f"{key}={shown(self.values[key])} ({self.sources[key]})" for key in self.values]

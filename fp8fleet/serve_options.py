@@ -31,6 +31,8 @@ MAP_REMEDY = "write a YAML map, or JSON with its quotes (a shell takes them unle
 OMIT_QUANTIZATION = "leave it out: it is read from the checkpoint's config.json"
 CACHE_TYPES = ("float16", "bfloat16")
 """Types of a KV cache that are a model's own."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+_SECRET_NAME = re.compile(r"[\w.-]{0,60}?(api[-_.]?key|hf[-_.]?token)", re.ASCII | re.IGNORECASE)
 _SIMILAR = 0.6
 """Of difflib's ratio: below it a name is not taken for a misspelt one."""
 _SURE = 0.9
@@ -169,9 +171,17 @@ def _fault(
     instead: Mapping[str, Any] | None = None,
     severity: Severity = "error",
 ) -> Fault:
-    finding = Finding(code, severity, None, None, f"option {option!r}: {message}", remedy)
+    text = f"option {shown_option(option)!r}: {message}"
+    finding = Finding(code, severity, None, None, text, remedy)
     put = {} if instead is None and severity == "error" else instead
     return Fault(option, finding, put)
+
+
+def shown_option(name: str) -> str:
+    """An option's name as it can be shown: what follows a name may be a secret, and is cut off."""
+    shown_part = _SECRET_NAME.match(name) or _NAME.match(name)
+    kept = shown_part[0] if shown_part else ""
+    return kept if kept == name else f"{kept}..."
 
 
 def _slow(option: str) -> Fault:
@@ -185,7 +195,7 @@ def unknown_option(release: str, option: str, value: Any, table: OptionTable | N
     Returns:
         A fault whose ``instead`` has the option that is surely meant, with ``value``.
     """
-    message = f"{title(release)} has no --{option}"
+    message = f"{title(release)} has no --{shown_option(option)}"
     known = catalog.serve_options().get(option)
     if known and known.remedy:
         return _fault(option, "unknown-option", message, known.remedy)

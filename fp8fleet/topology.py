@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,7 +217,7 @@ def parse_topology(text: str) -> Topology:
         if listed := re.match(r"\s*GPU (\d+): ", line):
             last = f"GPU{listed[1]}"
         elif words and words[0].startswith("MIG"):
-            split.update(re.findall(r"GPU\d+", line) or [last])
+            split.update(_split_by(line, last))
         elif not words or not _DEVICE.fullmatch(words[0]):
             continue
         elif len(words) == 1:
@@ -244,6 +244,26 @@ def parse_topology(text: str) -> Topology:
             " save the tool's output again"
         )
     return _topology(header, rows, split)
+
+
+def _split_by(line: str, last: str) -> list[str]:
+    """The devices that a line about MIG says are split.
+
+    Args:
+        last: the device of the line before, to which the slices of `nvidia-smi -L` belong.
+    """
+    if re.match(r"\s*MIG\s+\S+\s+Device\s+\d+:", line):
+        return [last]
+    _, colon, named = line.partition(":")
+    named = named if colon else line.replace("MIG", "", 1)
+    if re.fullmatch(r"(\W|and|GPU|\d{1,3}(?!\d))*", named) and re.search(r"\d", named):
+        return [f"GPU{int(number)}" for number in re.findall(r"\d+", named)]
+    if re.fullmatch(r"\s*(none|no|off|disabled|n/a|-)?\s*", named, re.IGNORECASE):
+        return []
+    raise OperatorError(
+        f"line {line.strip()[:60]!r} names no device: write `MIG enabled: GPU2 GPU3`, or leave the"
+        " line out where no device is split"
+    )
 
 
 def _no_matrix(text: str) -> str:
@@ -314,6 +334,12 @@ def _topology(
             f"is not square ({len(rows)} rows, {len(names)} columns of devices): {what}; the matrix"
             " is cut off, save the tool's output again"
         )
+    unknown = [name for name in sorted(split) if name not in names]
+    if unknown:
+        raise OperatorError(
+            f"says that {unknown[0] or 'a device'} is split by MIG, and has the devices"
+            f" {names[0]} to {names[-1]}: correct the line that begins with MIG"
+        )
     if names[0].startswith("GPU") and names != [f"GPU{i}" for i in range(len(names))]:
         raise OperatorError(
             f"has the devices {', '.join(names)}: expected GPU0, GPU1, ... in order"
@@ -356,9 +382,10 @@ def declared_topology(count: int, pairs: Iterable[tuple[int, int]]) -> Topology:
 def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
     """Choose the devices of every server: the best sets of all that are possible.
 
-    In this order: the slowest link of the worst server is as fast as possible, then that of the
-    second worst and so on; servers cross as few NUMA nodes as possible; the links inside the sets
-    are fast in sum; indices are low. So no server crosses a slower link while a faster set is free.
+    In this order: the slowest link of the worst tensor-parallel group is as fast as possible, then
+    that of the second worst and so on; the same of whole servers, of which a pipeline has several
+    groups; servers cross as few NUMA nodes as possible; the links inside the sets are fast in sum;
+    indices are low. So no group crosses a slower link while a faster set is free.
 
     Raises:
         OperatorError: the devices don't suffice, or a fixed one is split by MIG.
@@ -366,14 +393,20 @@ def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
     fixed = {index for ask in asked for index in ask.devices}
     _check(topology, asked)
     free = tuple(i for i, d in enumerate(topology.devices) if i not in fixed and not d.mig)
-    open_sizes = [ask.size for ask in asked if not ask.devices]
-    if sum(open_sizes) > len(free):
+    kinds = tuple((ask.size, ask.group) for ask in asked if not ask.devices)
+    needed = sum(size for size, _ in kinds)
+    if needed > len(free):
+        mig = numbers_text(i for i, device in enumerate(topology.devices) if device.mig)
+        why = f" (split by MIG and not used: {mig})" if mig else ""
         raise OperatorError(
-            f"the servers without devices need {sum(open_sizes)}, and {len(free)} of"
-            f" {len(topology.devices)} devices are left: use fewer servers or smaller ones"
+            f"the servers without devices need {needed}, and {len(free)} of"
+            f" {len(topology.devices)} devices are left{why}: use fewer servers or smaller ones"
         )
-    sets = _best_sets(topology, free, tuple(open_sizes))
-    chosen = [ask.devices or _grouped(topology, sets[ask.size].pop(0), ask.group) for ask in asked]
+    sets = _best_sets(topology, free, kinds)
+    chosen = [
+        ask.devices or _grouped(topology, sets[ask.size, ask.group].pop(0), ask.group)
+        for ask in asked
+    ]
     used = {index for devices in chosen for index in devices}
     unused = [index for index in free if index not in used]
     better = _better(topology, asked, chosen)
@@ -381,7 +414,7 @@ def place(topology: Topology, asked: tuple[Asked, ...]) -> tuple[Chosen, ...]:
         Chosen(
             devices,
             _reason(topology, devices, ask.group),
-            _faster(topology, devices, unused) if ask.devices else None,
+            _faster(topology, devices, ask.group, unused) if ask.devices else None,
             better if ask.devices else None,
         )
         for ask, devices in zip(asked, chosen, strict=True)
@@ -450,71 +483,122 @@ def _scores(topology: Topology, devices: tuple[int, ...]) -> tuple[int, int, int
     return min(speeds, default=_NO_LINK), 1 - max(len(places), 1), sum(speeds)
 
 
-_Best = tuple[tuple[tuple[int, ...], int, int], tuple[tuple[int, ...], ...]]
-"""The value of some sets (speeds of their slowest links, sorted; the two sums), and the sets."""
+def _group_speeds(topology: Topology) -> Callable[[tuple[int, ...], int], tuple[int, ...]]:
+    """A function of a set and the size of its tensor-parallel groups.
+
+    It returns the speeds of the groups' slowest links, sorted, for the best groups of all that are
+    possible: the lowest device is in one of them, and what is left is divided the same way.
+    """
+    table = [
+        [speed_of(link) if link != "X" else _NO_LINK for link in row] for row in topology.links
+    ]
+
+    @functools.cache
+    def slowest(devices: tuple[int, ...]) -> int:
+        return min(table[a][b] for a, b in itertools.combinations(devices, 2))
+
+    @functools.cache
+    def speeds(devices: tuple[int, ...], group: int) -> tuple[int, ...]:
+        if group == 1:
+            return (_NO_LINK,) * len(devices)
+        if len(devices) == group:
+            return (slowest(devices),)
+        first, others = devices[0], devices[1:]
+        return max(
+            tuple(sorted((slowest((first, *more)), *speeds(rest, group))))
+            for more in itertools.combinations(others, group - 1)
+            for rest in [tuple(i for i in others if i not in more)]
+        )
+
+    return speeds
+
+
+_Kind = tuple[int, int]
+"""How many devices a server has, and how many of them are a tensor-parallel group."""
+_Best = tuple[
+    tuple[tuple[int, ...], tuple[int, ...], int, int], tuple[tuple[_Kind, tuple[int, ...]], ...]
+]
+"""The value of some sets (speeds of the slowest links of groups and of servers, both sorted; the
+two sums), and the sets."""
 
 
 def _best_sets(
-    topology: Topology, free: tuple[int, ...], sizes: tuple[int, ...]
-) -> dict[int, list[tuple[int, ...]]]:
-    """The best sets of ``sizes`` out of ``free``, by size, lowest devices first.
+    topology: Topology, free: tuple[int, ...], kinds: tuple[_Kind, ...]
+) -> dict[_Kind, list[tuple[int, ...]]]:
+    """The best sets of ``kinds`` out of ``free``, by kind, lowest devices first.
 
     The lowest free device is in one of the sets or in none; what is left is searched the same way.
     Comparing sorted speeds is safe part by part: the better of two rests stays the better one
     with any set added to both.
     """
     scores = functools.cache(lambda devices: _scores(topology, devices))
+    group_speeds = _group_speeds(topology)
 
     @functools.cache
-    def search(free: tuple[int, ...], sizes: tuple[int, ...]) -> _Best | None:
-        if sum(sizes) > len(free):
+    def search(free: tuple[int, ...], kinds: tuple[_Kind, ...]) -> _Best | None:
+        if sum(size for size, _ in kinds) > len(free):
             return None
-        if not sizes:
-            return ((), 0, 0), ()
+        if not kinds:
+            return ((), (), 0, 0), ()
         first, others = free[0], free[1:]
-        best = search(others, sizes)
-        for size in dict.fromkeys(sizes):
-            left = list(sizes)
-            left.remove(size)
+        best = search(others, kinds)
+        for kind in dict.fromkeys(kinds):
+            size, group = kind
+            left = list(kinds)
+            left.remove(kind)
             for more in itertools.combinations(others, size - 1):
                 rest = search(tuple(i for i in others if i not in more), tuple(left))
                 if rest is None:
                     continue
                 devices = (first, *more)
                 slowest, crossed, total = scores(devices)
-                (speeds, all_crossed, all_total), sets = rest
+                (groups, servers, all_crossed, all_total), sets = rest
                 value = (
-                    tuple(sorted((*speeds, slowest))),
+                    tuple(sorted((*groups, *group_speeds(devices, group)))),
+                    tuple(sorted((*servers, slowest))),
                     all_crossed + crossed,
                     all_total + total,
                 )
-                if best is None or value > best[0] or (value == best[0] and best[1][0][0] != first):
-                    best = value, (devices, *sets)
+                low = best is not None and best[1][0][1][0] == first
+                if best is None or value > best[0] or (value == best[0] and not low):
+                    best = value, ((kind, devices), *sets)
         return best
 
-    found = search(free, sizes)
+    found = search(free, kinds)
     assert found  # the caller counted
-    by_size: dict[int, list[tuple[int, ...]]] = {}
-    for devices in sorted(found[1]):
-        by_size.setdefault(len(devices), []).append(devices)
-    return by_size
+    by_kind: dict[_Kind, list[tuple[int, ...]]] = {}
+    for kind, devices in sorted(found[1], key=lambda one: one[1]):
+        by_kind.setdefault(kind, []).append(devices)
+    return by_kind
 
 
 def _grouped(topology: Topology, devices: tuple[int, ...], group: int) -> tuple[int, ...]:
     """The order in which vLLM counts ranks: tensor-parallel groups one after another."""
-    groups = _best_sets(topology, devices, (group,) * (len(devices) // group))
-    return tuple(itertools.chain.from_iterable(groups[group]))
+    kind = (group, group)
+    groups = _best_sets(topology, devices, (kind,) * (len(devices) // group))
+    return tuple(itertools.chain.from_iterable(groups[kind]))
 
 
-def _faster(topology: Topology, devices: tuple[int, ...], unused: Iterable[int]) -> str | None:
-    """A set as large with a faster slowest link, of the unused devices and the server's own."""
+def _faster(
+    topology: Topology, devices: tuple[int, ...], group: int, unused: Iterable[int]
+) -> str | None:
+    """A set as large with faster slowest links, of the unused devices and the server's own."""
     candidates = tuple(sorted({*devices, *unused}))
     if len(candidates) > MAX_DEVICES:
         return None
-    best = max(itertools.combinations(candidates, len(devices)), key=lambda i: _scores(topology, i))
-    if _scores(topology, best)[0] <= _scores(topology, devices)[0]:
+    if len(devices) % group:
+        group = len(devices)  # a part of a server over hosts, whose groups go beyond this one
+    group_speeds = _group_speeds(topology)
+
+    def value(found: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+        return group_speeds(found, group), _scores(topology, found)
+
+    best = max(itertools.combinations(candidates, len(devices)), key=value)
+    listed = (devices[i : i + group] for i in range(0, len(devices), group))
+    now = tuple(sorted(_scores(topology, one)[0] for one in listed)), _scores(topology, devices)
+    if (value(best)[0], value(best)[1][0]) <= (now[0], now[1][0]):
         return None
-    return _reason(topology, best, len(best))
+    return _reason(topology, _grouped(topology, best, group), group)
 
 
 def _reason(topology: Topology, devices: Sequence[int], group: int) -> str:

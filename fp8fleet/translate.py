@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import unicodedata
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,14 @@ from fp8fleet.catalog import OptionFacts, OptionTable
 from fp8fleet.catalog_check import title
 from fp8fleet.errors import OperatorError
 from fp8fleet.findings import Finding, Severity
-from fp8fleet.serve_options import CACHE_TYPES, Checkpoint, faults, full_names, unknown_option
+from fp8fleet.serve_options import (
+    CACHE_TYPES,
+    Checkpoint,
+    faults,
+    full_names,
+    shown_option,
+    unknown_option,
+)
 from fp8fleet.spec import OWNED_OPTIONS, OWNED_VARIABLES
 
 SECRET_OPTIONS = {"hf-token": "model_token"}
@@ -24,6 +32,19 @@ EXPECTED = "expected `vllm serve MODEL ...` or `python -m vllm.entrypoints.opena
 _ROUNDS = 3
 """What stands in the place of a wrong option is judged again."""
 _CONTAINERS = ("docker", "podman", "nerdctl")
+_SPACES = "\u00a0\u2002\u2003\u2009\u200b\u202f\u3000\ufeff"
+"""What pages and chats have in the place of a space; no shell parts words at it."""
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"
+_OPTION = re.compile(rf"([{_DASHES}]+)([{_DASHES}A-Za-z0-9_.+]*)(.?)(.*)", re.DOTALL)
+"""An option's dashes, its name, the character that ends it, and the value."""
+_QUOTES = "\u2018\u2019\u201c\u201d\u300c\u300d"
+_QUOTED = re.compile(rf"(?<=[\s=])[{_QUOTES}]([^'\n]*?)[{_QUOTES}](?=\s|$)")
+_STREAM = "\0"
+"""Marks a number that touches a redirection: ``2>`` names a stream, ``2 >`` does not."""
+_APPENDED = ("middleware",)
+"""Options of which vLLM's parser collects every value (action="append" in its cli_args.py)."""
+_DEEPEST = 20
+"""Levels of a map that one dotted option may name; no config of vLLM's has more than a few."""
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=.*", re.DOTALL)
 
 
@@ -54,7 +75,7 @@ def translate(text: str, release: str, checkpoint: Checkpoint | None = None) -> 
         OperatorError: it is not a command line of vLLM's server.
     """
     done = Translation()
-    words = _arguments(_words(text), done)
+    words = _arguments(_words(_requoted(text, done), done), done)
     tables = catalog.option_tables_for(catalog.vllm_version(release))[0]
     reader = _Reader(release, tables[max(tables, key=_version)], done)
     reader.read(words)
@@ -98,9 +119,41 @@ def _note(
     done.findings.append(Finding(code, severity, None, None, message, remedy))
 
 
-def _words(text: str) -> list[str]:
+def _wrong_character(done: Translation, where: str, wrong: str, right: str, remedy: str) -> None:
+    """Note a character that looks like the one that the shell or vLLM knows."""
+    name = unicodedata.name(wrong, "no name")
+    message = f"{where}{wrong!r} (U+{ord(wrong):04X}, {name}) is not {right}"
+    _note(done, "wrong-character", message, remedy)
+
+
+def _requoted(text: str, done: Translation) -> str:
+    """``text`` with the quotes of Chinese text around a word made the shell's."""
+
+    def straight(match: re.Match[str]) -> str:
+        before = text[: match.start()]
+        if before.count("'") % 2 or before.count('"') % 2:
+            return match[0]  # inside quotes they are text
+        _wrong_character(done, "", match[0][0], "a quote of the shell", "write ' or \"")
+        return "'" + re.sub("[\u201c\u201d]", '"', match[1]) + "'"
+
+    return _QUOTED.sub(straight, text)
+
+
+def _words(text: str, done: Translation) -> list[str]:
     """The shell's words; those of punctuation alone are its operators."""
-    lexer = shlex.shlex(re.sub(r"\\\r?\n", " ", text), posix=True, punctuation_chars=True)
+    text = re.sub(r"\\\r?\n", " ", text.replace(_STREAM, ""))
+    text = re.sub(r"(?<=\s)(?=\d+[<>])", _STREAM, text)
+    words = _split(text, _SPACES)
+    if words != _split(text, ""):
+        wrong = next(character for character in text if character in _SPACES)
+        _wrong_character(done, "", wrong, "a space", "write spaces between words")
+    return words
+
+
+def _split(text: str, spaces: str) -> list[str]:
+    """The words of a shell for which ``spaces`` part words, too."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace += spaces
     lexer.whitespace_split = True
     lexer.commenters = ""
     try:
@@ -113,7 +166,7 @@ def _words(text: str) -> list[str]:
 def _arguments(words: list[str], done: Translation) -> list[str]:
     """What follows the command; variables in front of it and the shell's rest are noted."""
     started = any(w.rsplit("/", 1)[-1] == "vllm" and n == "serve" for w, n in pairwise(words))
-    words = _before_operators(words, done)
+    words = [word.removeprefix(_STREAM) for word in _before_operators(words, done)]
     while words and (words[0] in ("env", "exec", "nohup") or _VARIABLE.fullmatch(words[0])):
         word = words.pop(0)
         name = word.partition("=")[0]
@@ -151,7 +204,7 @@ def _before_operators(words: list[str], done: Translation) -> list[str]:
                 done, "shell", f"{word!r} and what follows are the shell's, not vLLM's",
                 "leave them out: a unit runs the server and the journal has its output",
             )  # fmt: skip
-            stream = word.startswith((">", "<")) and words[position - 1].isdigit()
+            stream = position > 0 and words[position - 1].startswith(_STREAM)
             return words[: position - stream]
     return words
 
@@ -166,6 +219,7 @@ class _Reader:
         self._model = False
 
     def read(self, words: list[str]) -> None:
+        words = [self._plain_option(word) for word in words]
         rest = [*words]
         while rest:
             word = rest.pop(0)
@@ -178,6 +232,28 @@ class _Reader:
             else:
                 self._short(word[1:], rest)
 
+    def _plain_option(self, word: str) -> str:
+        """An option with vLLM's own dashes and ``=``, where it has others that look like them."""
+        match = _OPTION.fullmatch(word)
+        if match is None or not match[2]:
+            return word
+        dashes, name, sign, value = match.groups()
+        dash = next((character for character in dashes + name if character in _DASHES[1:]), "")
+        plain = re.sub(f"[{_DASHES[1:]}]", "-", name)
+        short = plain.partition(".")[0] in self._table.short_names
+        number = re.fullmatch(r"\d+(\.\d+)?", plain)
+        long = len(dashes) > 1 or (dash and not short and not number)
+        start = "--" if long else "-"
+        other = sign if sign != "=" and (long or not sign.isascii()) else ""  # -O{...} is right
+        where = f"option {shown_option(plain)!r}: "
+        remedy = f"write {start}{shown_option(plain)}"
+        if dash:
+            _wrong_character(self._done, where, dash, "'-'", remedy)
+        if other:
+            _wrong_character(self._done, where, other, "'='", f"{remedy}=VALUE")
+            sign = "="
+        return f"{start}{plain}{sign}{value}"
+
     def _positional(self, position: int) -> None:
         if self._model:
             message = f"word {position} after the command belongs to no option"
@@ -185,16 +261,19 @@ class _Reader:
         self._model = True
 
     def _short(self, text: str, rest: list[str]) -> None:
-        """``-tp 2``, ``-tp=2``, ``-O3``."""
+        """``-tp 2``, ``-tp=2``, ``-cc.mode=3``, ``-O3``; ``-O.mode=3`` is ``-cc.mode=3``."""
         name, equals, value = text.partition("=")
-        known = self._table.short_names
-        if name in known:
-            self._option(known[name], value if equals else None, rest)
+        head, dot, keys = name.partition(".")
+        known = {"O": "compilation-config"} if dot else {}
+        known |= self._table.short_names
+        if head in known:
+            self._option(known[head] + dot + keys, value if equals else None, rest)
         elif name.startswith("O") and "optimization-level" in self._table.names:
             self._option("optimization-level", value or name[1:] or None, rest)
         else:
             self._drop_value(rest)
-            message = f"{title(self._release)} has no option of that name: -{_safe(name)}"
+            shown = name if shown_option(name) == name else "..."
+            message = f"{title(self._release)} has no option of that name: -{shown}"
             _note(self._done, "unknown-option", message, "write the long name of the option")
 
     def _option(self, name: str, value: str | None, rest: list[str]) -> None:
@@ -229,7 +308,7 @@ class _Reader:
             self._done.findings.append(fault.finding)
             return next(iter(fault.instead))
         full = longer[0]
-        message = f"option {_safe(name)!r}: is short for --{full}"
+        message = f"option {shown_option(name)!r}: is short for --{full}"
         _note(self._done, "abbreviated-option", message, f"write {full}")
         return full
 
@@ -251,7 +330,11 @@ class _Reader:
         return words
 
     def _drop_value(self, rest: list[str]) -> list[str]:
-        return [rest.pop(0)] if rest and not _is_option(rest[0]) else []
+        """The words after an option that is not known; one, where the model may come next."""
+        words: list[str] = []
+        while rest and not _is_option(rest[0]) and (self._model or not words):
+            words.append(rest.pop(0))
+        return words
 
     def _facts(self, name: str) -> OptionFacts | None:
         """Of this release, or of another that has the option."""
@@ -280,28 +363,36 @@ class _Reader:
 
     def _nested(self, name: str, keys: str, words: list[str]) -> None:
         """``--x.y.z v`` is a part of the map that --x takes, ``--x.y+ v`` an item of a list."""
+        if keys.count(".") >= _DEEPEST:
+            message = f"option {name!r}: no map has {keys.count('.') + 1} levels"
+            _note(self._done, "bad-value", message, "write the map as JSON")
+            return
         value: Any = _loose(words[0]) if words else True
         if keys.endswith("+") and words:
             keys, value = keys[:-1], words[0].split(",")
         for key in reversed(keys.split(".")):
             value = {key: value}
         before = self._done.options.get(name)
-        self._done.options[name] = _merge(before, value) if isinstance(before, dict) else value
+        if isinstance(before, dict):
+            value = _merge(before, value)
+        elif before is not None:
+            message = f"option {name!r}: is given whole and in parts"
+            _note(self._done, "option-twice", message, f"write {name} once, as JSON")
+        self._done.options[name] = value
 
     def _store(self, name: str, value: Any) -> None:
         """The last one counts, as for argparse."""
         options = self._done.options
         own = self._table.names.get(name, name)
         for other in [text for text in options if self._table.names.get(text, text) == own]:
-            message = f"option {_safe(name)!r}: is given twice"
-            _note(self._done, "option-twice", message, "write it once; the last one counts")
+            message = f"option {shown_option(name)!r}: is given twice"
+            remedy = "write it once; the last one counts"
+            if own in _APPENDED:
+                message += ", and vLLM uses all of them; options of a file hold one"
+                remedy = "write one that applies the others, too"
+            _note(self._done, "option-twice", message, remedy)
             del options[other]
         options[name] = value
-
-
-def _safe(name: str) -> str:
-    """An option's name as it can be shown: what is no name may be a secret."""
-    return name if re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", name) else "..."
 
 
 def _is_option(word: str) -> bool:

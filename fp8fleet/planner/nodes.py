@@ -13,6 +13,7 @@ from typing import Any
 
 from fp8fleet.errors import OperatorError
 from fp8fleet.inventory import Fleet, FleetHost
+from fp8fleet.jsonfile import shown
 from fp8fleet.plan import InstancePlan, NodePlan
 from fp8fleet.planner.files import digest_of
 from fp8fleet.planner.model import model_plan
@@ -25,6 +26,8 @@ _UNPROVEN = (
     "warning: a pipeline over hosts was never run on GPUs, and vLLM's CPU build fails with it at"
     " the first request (docs/servers.md): try such a server before you rely on it",
 )
+_OWN_OPTIONS = {"host", "shutdown-timeout"}
+"""Options that each node may have in its own way."""
 
 
 def join_nodes(fleet: Fleet, serving: dict[str, Serving]) -> dict[str, Serving]:
@@ -60,9 +63,10 @@ def _named(fleet: Fleet) -> list[tuple[str, str]]:
 
 
 def _members(fleet: Fleet, group: str, name: str) -> list[tuple[FleetHost, InstanceSpec]]:
-    """The group's hosts in the inventory's order, each with its declaration of the server."""
+    """The group's hosts in the group's order, each with its declaration of the server."""
     members = []
-    for host in fleet.hosts:
+    order = {name: position for position, name in enumerate(fleet.groups.get(group, ()))}
+    for host in sorted(fleet.hosts, key=lambda host: order.get(host.name, len(order))):
         own = next((i for i in host.spec.instances if (i.group, i.name) == (group, name)), None)
         if group not in host.groups:
             if own and not host.is_gateway:
@@ -92,9 +96,7 @@ def _check(
             " Ray are not set up: name a newer engine_release, or leave group out"
         )
     _check_options(first)
-    for host, _ in members:
-        if host.spec.service_address is None:
-            raise OperatorError(f"host {host.name}: service_address is not set: nodes need it")
+    _check_addresses(members, group)
     for host, instance in others:
         theirs = serving[host.name]
         same = {
@@ -106,14 +108,49 @@ def _check(
             "one model_manifest": own.manifest.digest == theirs.manifest.digest,
             "one served_model_name": own.model_id == theirs.model_id,
             "one accelerator": head.spec.accelerator == host.spec.accelerator,
-            "a service_address of its own": head.spec.service_address != host.spec.service_address,
         }
         for needed, holds in same.items():
             if not holds:
                 raise OperatorError(
                     f"hosts {head.name} and {host.name} of group {group} differ: {needed} is needed"
                 )
+        _check_decided(_plan(serving, head, first), _plan(serving, host, instance), host, group)
     _check_size(first, len(members), group)
+
+
+def _plan(serving: dict[str, Serving], host: FleetHost, instance: InstanceSpec) -> InstancePlan:
+    return next(i for i in serving[host.name].instances if i.name == instance.name)
+
+
+def _check_addresses(members: list[tuple[FleetHost, InstanceSpec]], group: str) -> None:
+    holders: dict[str, str] = {}
+    for host, _ in members:
+        address = host.spec.service_address
+        if address is None:
+            raise OperatorError(f"host {host.name}: service_address is not set: nodes need it")
+        other = holders.setdefault(address, host.name)
+        if other != host.name:
+            raise OperatorError(
+                f"hosts {other} and {host.name} of group {group} have one service_address,"
+                f" {address}: a service_address of its own is needed"
+            )
+
+
+def _check_decided(head: InstancePlan, node: InstancePlan, host: FleetHost, group: str) -> None:
+    """Refuse a node whose options, as written, sampled or chosen, are not the head's."""
+    for option in sorted({*head.options, *node.options} - _OWN_OPTIONS):
+        present = option in head.options and option in node.options
+        if present and head.options[option] == node.options[option]:
+            continue
+        one, other = (
+            shown(plan.options[option]) if option in plan.options else "not set"
+            for plan in (head, node)
+        )
+        raise OperatorError(
+            f"hosts of group {group} differ: {option} would be {other} on {host.name}, and {one} on"
+            " the first host: give all of them what it comes from (workload, sampling, topology) in"
+            f" group_data/{group}.py"
+        )
 
 
 def _comparable(instance: InstanceSpec) -> tuple[Any, ...]:
@@ -160,7 +197,7 @@ def _nodes(
     plans = []
     for rank, (host, instance) in enumerate(members):
         own = serving[host.name]
-        plan = next(i for i in own.instances if i.name == instance.name)
+        plan = _plan(serving, host, instance)
         node = NodePlan(group, rank, names, addresses, instance.master_port, digest="")
         options = plan.options | _options(node)
         notes = plan.notes + _UNPROVEN * (instance.pipeline_parallel_size > 1)

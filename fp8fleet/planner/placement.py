@@ -94,7 +94,8 @@ def _asked(instance: InstanceSpec) -> Asked:
     if instance.group:
         # this host has a part of the server's devices, all of them listed
         count = len(instance.devices)
-        return Asked(count, min(group, count), instance.devices, instance.name)
+        part = group if count % group == 0 else count
+        return Asked(count, part, instance.devices, instance.name)
     return Asked(group * stages, group, instance.devices, instance.name)
 
 

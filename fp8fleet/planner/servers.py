@@ -65,7 +65,9 @@ def instance_plan(
     options.update(instance.options)
     if spec.sampling:
         options[GENERATION_CONFIG] = sampling_option(spec.sampling)
-    notes += [f"warning: {text}" for text in decision.warnings.get(instance.name, ())]
+    sampling = sampling_of(options, Path(spec.model_manifest), root)
+    warnings = [*decision.warnings.get(instance.name, ()), *sampling.doubts()]
+    notes += [f"warning: {text}" for text in warnings]
     return InstancePlan(
         name=instance.name,
         unit=unit,
@@ -87,7 +89,7 @@ def instance_plan(
         ),
         notes=tuple(notes),
         choices=decision.choices.get(instance.name, ()),
-        sampling=sampling_of(options, Path(spec.model_manifest), root),
+        sampling=sampling,
     )
 
 

@@ -168,11 +168,17 @@ def test_processes_that_a_node_leaves_behind_are_killed(nodes: Nodes) -> None:
 def test_who_is_no_planned_node_is_turned_away(nodes: Nodes) -> None:
     nodes.start(0)
     until(lambda: nodes.said(0, "waiting"), "the head listens")
-    for hello in (b"GET / HTTP/1.0\r\n\r\n", b'{"rank": 7, "plan": "p1"}\n', b"[1]\n", b"\xff\n"):
+    hellos = (
+        *(b"GET / HTTP/1.0\r\n\r\n", b'{"rank": 7, "plan": "p1"}\n', b"[1]\n", b"\xff\n"),
+        *(b'{"rank": Infinity, "plan": "p1"}\n', b'{"rank": NaN, "plan": "p1"}\n'),
+        *(b"[" * 60_000 + b"\n", b'{"a":' * 10_000 + b"\n", b"9" * 60_000 + b"\n"),
+    )
+    for hello in hellos:
         with socket.create_connection(("127.0.0.1", nodes.port)) as link:
             link.sendall(hello)
             assert link.recv(1) == b""
     assert nodes.log(0) == []
+    assert (nodes.folder / "0.out").read_text() == "waiting for the nodes on 127.0.0.1\n"
 
 
 def test_an_address_that_no_interface_has_ends_the_node_with_one_line(nodes: Nodes) -> None:
@@ -199,6 +205,27 @@ def test_torch_is_bound_to_the_interface_unless_the_environment_says_another(
     variables = node.network_environment("127.0.0.1")
     assert variables["GLOO_SOCKET_IFNAME"] == "lo"
     assert variables["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def test_a_follower_that_still_connects_is_ended_by_sigterm(nodes: Nodes) -> None:
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", nodes.port))
+        full.listen(0)
+        for waiting in (first, second):  # with these in its queue the port lets nobody in
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", nodes.port))
+        follower = nodes.start(1)
+        until(lambda: nodes.said(1, "waiting for the head"), "it waits")
+        until(lambda: connects(nodes.port) > 1, "it connects")
+        follower.terminate()
+        assert follower.wait(60) == 0
+    assert "Traceback" not in (nodes.folder / "1.out").read_text()
+
+
+def connects(port: int) -> int:
+    """How many sockets of this machine wait for a connection to ``port`` (state SYN_SENT)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(f":{port:04X}") and row[3] == "02" for row in rows)
 
 
 def test_an_interrupt_ends_a_waiting_follower(nodes: Nodes) -> None:

@@ -112,6 +112,31 @@ def test_the_guides_options_are_gone_and_the_message_says_what_to_write(
     assert "nothing:" not in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("enable-reasoning", "reasoning-parser alone is enough"),
+        ("worker-use-ray", "distributed-executor-backend"),
+        ("rope-scaling", 'hf-overrides = {"rope_parameters": {"rope_type": "yarn"'),
+        ("cuda-graph-sizes", "cudagraph-capture-sizes"),
+        ("max-seq-len-to-capture", "max-cudagraph-capture-size"),
+        ("speculative-model", "speculative-config"),
+    ],
+)
+def test_what_took_an_old_options_place_is_told_and_not_what_is_spelt_like_it(
+    option: str, words: str
+) -> None:
+    assert words in only(NEW, {option: 1}).remedy
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["api-key\uff1dS3CRET", "api-key:S3CRET", "hf-tokenS3CRET", "x S3CRET", "\nS3CRET", "x=S3CRET"],
+)
+def test_of_a_name_that_is_none_only_what_can_be_a_name_is_shown(name: str) -> None:
+    assert "S3CRET" not in only(NEW, {name: 1}).line
+
+
 def test_a_misspelt_option_is_named_with_the_closest_spelling() -> None:
     finding = only(NEW, {"gpu-memory-utilisation": 0.9})
     assert finding.remedy == "did you mean gpu-memory-utilization?"

@@ -10,7 +10,9 @@ import pytest
 from fleets import DIGEST, GATEWAY, INSTANCE, Site, file_text, lock_text
 
 from fp8fleet import node
+from fp8fleet.inventory import load_fleet
 from fp8fleet.plan import FirewallRule, HostPlan, InstancePlan, NodePlan
+from fp8fleet.planner import make_plan
 
 BIG: dict[str, Any] = {
     "name": "big",
@@ -261,7 +263,12 @@ def test_a_server_that_cannot_be_one_is_refused(
     ("change", "told"),
     [
         ({"service_address": None}, "host gpu-2: service_address is not set: nodes need it"),
-        ({"service_address": "10.30.0.1"}, "differ: a service_address of its own is needed"),
+        ({"service_address": "10.30.0.1"}, "a service_address of its own is needed"),
+        ({"workload": "chat"}, "on gpu-2, and not set on the first host: give all of them"),
+        (
+            {"sampling": {"temperature": 0.2}},
+            "differ: override-generation-config would be {'temperature': 0.2} on gpu-2",
+        ),
         ({"accelerator": "a100-80g"}, "differ: one accelerator is needed"),
         ({"served_model_name": "other"}, "differ: one served_model_name is needed"),
         ({"engine_requirements": "locks/more.txt"}, "differ: one engine_release and"),
@@ -281,6 +288,32 @@ def test_hosts_that_do_not_agree_on_their_server_are_refused(
     message = pair.refusal()
     assert "instances: big: " in message
     assert told in message
+
+
+@pytest.mark.parametrize("second", [{}, {"workload": "documents"}])
+def test_one_server_is_not_made_for_two_workloads(pair: Site, second: dict[str, Any]) -> None:
+    pair.hosts["gpu-1"]["workload"] = "chat"
+    pair.hosts["gpu-2"] |= second
+    message = pair.refusal()
+    assert "give all of them what it comes from (workload, sampling" in message
+    pair.hosts["gpu-2"]["workload"] = "chat"
+    assert node_of(pair.plan().hosts["gpu-2"]).rank == 1
+
+
+@pytest.mark.parametrize("address", ["10.30.0.2", "::ffff:10.30.0.2"])
+def test_two_followers_with_one_address_are_refused(pair: Site, address: str) -> None:
+    pair.hosts["gpu-3"] = {"service_address": address}
+    pair.serving["instances"] = [{**BIG, "pipeline_parallel_size": 3}]
+    assert "hosts gpu-2 and gpu-3 of group serving have one service_address" in pair.refusal()
+
+
+def test_the_head_is_the_first_of_the_group_wherever_else_its_hosts_are_named(pair: Site) -> None:
+    one, two = ((name, pair.hosts[name]) for name in ("gpu-1", "gpu-2"))
+    text = f"rack = ['gpu-2']\nserving = {[one, two]!r}\nlate = ['gpu-2', 'gpu-1']\n"
+    plan = make_plan(load_fleet(pair.inventory(text)), pair.root)
+    assert list(plan.hosts) == ["gpu-2", "gpu-1"]
+    assert node_of(plan.hosts["gpu-2"]).hosts == ("gpu-1", "gpu-2")
+    assert node_of(plan.hosts["gpu-1"]).rank == 0
 
 
 def test_devices_of_a_node_may_have_other_numbers(pair: Site) -> None:

@@ -147,6 +147,44 @@ def test_lines_about_mig_mark_their_devices(lines: str) -> None:
     assert [device.mig for device in topology.devices] == [False, True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("line", "split"),
+    [
+        ("MIG enabled: GPU1 GPU3", [1, 3]),
+        ("MIG enabled: GPU1, GPU3", [1, 3]),
+        ("MIG Enabled: GPU 2", [2]),
+        ("MIG enabled: 0 and 2", [0, 2]),
+        ("MIG GPU2", [2]),
+        ("MIG enabled: none", []),
+        ("MIG enabled:", []),
+        ("MIG M. : Disabled", []),
+        ("MIG Mode: N/A", []),
+    ],
+)
+def test_a_line_about_mig_splits_the_devices_that_it_names_and_no_other(
+    line: str, split: list[int]
+) -> None:
+    devices = parse_topology(f"{BRIDGED}{line}\n").devices
+    assert [index for index, device in enumerate(devices) if device.mig] == split
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("MIG enabled: GPU12", "GPU12 is split by MIG, and has the devices GPU0 to GPU3"),
+        ("MIG enabled: 4", "GPU4 is split by MIG"),
+        ("MIG M. : Enabled", "'MIG M. : Enabled' names no device: write `MIG enabled: GPU2"),
+        ("MIG enabled", "names no device"),
+        ("MIG enabled: the last one", "names no device"),
+        ("MIG enabled: GPU" + "9" * 5000, "names no device"),
+    ],
+)
+def test_a_line_about_mig_that_names_no_device_of_the_matrix_is_refused(
+    line: str, told: str
+) -> None:
+    assert told in refusal(lambda: parse_topology(f"{BRIDGED}{line}\n"))
+
+
 def test_links_are_ordered_from_the_fastest() -> None:
     order = ["NV18", "NV12", "NV4", "NV1", "SIO", "HCCS", "PIX", "PXB", "PHB", "NODE", "SYS"]
     assert sorted(order, key=speed_of, reverse=True) == order
@@ -332,6 +370,30 @@ def test_tensor_parallel_groups_of_a_pipeline_stand_one_after_another() -> None:
     assert devices(PCIE, Asked(4, 2), Asked(4, 2)) == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
+def bridged_over(a: int, b: int) -> str:
+    """NVLink between i and i + 4, a switch a four."""
+    return "NV12" if abs(a - b) == 4 else "PIX" if a // 4 == b // 4 else "SYS"
+
+
+def test_the_groups_of_a_pipeline_get_the_fast_links_before_the_whole_of_it_does() -> None:
+    board = graph(8, bridged_over, [i // 4 for i in range(8)])
+    assert devices(board, Asked(4, 2)) == [(0, 4, 1, 5)]
+    assert devices(board, Asked(4, 2), Asked(4, 2)) == [(0, 4, 1, 5), (2, 6, 3, 7)]
+    assert devices(board, Asked(4, 1)) == [(0, 1, 2, 3)]
+    # a group of four has PIX at best: so it gets that first
+    assert devices(board, Asked(4, 2), Asked(4, 4)) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_listed_groups_that_cross_a_slow_link_are_told_of_where_faster_ones_are_free() -> None:
+    board = graph(8, bridged_over)
+    for listed in ((0, 1, 2, 3), (0, 1, 4, 5)):
+        (choice,) = chosen(board, Asked(4, 2, listed))
+        assert choice.devices == listed
+        assert choice.faster
+    (choice,) = chosen(board, Asked(4, 2, (7, 3, 2, 6)))
+    assert choice.faster is None
+
+
 def test_the_reason_names_slowest_link_and_nodes() -> None:
     assert [c.reason for c in chosen(BRIDGED, 2, 2)] == [
         "devices 0,1: NV12, NUMA node 0",
@@ -399,7 +461,8 @@ def test_devices_that_mig_splits_are_passed_over_and_refused_where_fixed() -> No
     text = BRIDGED + "MIG enabled: GPU0\n"
     assert devices(text, 2, 1) == [(2, 3), (1,)]
     assert "device 0 is split by MIG" in refusal(lambda: chosen(text, Asked(1, 1, (0,))))
-    assert "3 of 4 devices are left" in refusal(lambda: chosen(text, 4))
+    told = "3 of 4 devices are left (split by MIG and not used: 0)"
+    assert told in refusal(lambda: chosen(text, 4))
 
 
 @pytest.mark.parametrize(
@@ -444,28 +507,41 @@ def test_the_choice_is_as_good_as_the_best_of_all(seed: int) -> None:
         lambda a, b: pairs[min(a, b), max(a, b)],
         [dice.randint(0, 1) for _ in range(count)],
     )
-    sizes = [dice.randint(1, 3)]
+    sizes = [dice.randint(1, 4)]
     while dice.random() < 0.7 and sum(sizes) < count:
         sizes.append(dice.randint(1, count - sum(sizes)))
     sizes = [size for size in sizes if size <= count]
-    found = devices(topology, *sizes)
+    groups = [dice.choice([g for g in range(1, size + 1) if size % g == 0]) for size in sizes]
+    asked = [Asked(size, group) for size, group in zip(sizes, groups, strict=True)]
+    found = devices(topology, *asked)
     assert [len(held) for held in found] == sizes
     held = list(itertools.chain.from_iterable(found))
     assert len(set(held)) == len(held)
-    assert _value(topology, found) == max(
-        _value(topology, sets) for sets in _all_choices(range(count), sizes)
+    assert _value(topology, found, groups) == max(
+        _value(topology, sets, groups) for sets in _all_choices(range(count), sizes)
     )
-    assert found == devices(topology, *sizes)
+    assert found == devices(topology, *asked)
 
 
-def _value(topology: Topology, sets: Sequence[Sequence[int]]) -> tuple[list[int], int, int]:
-    slowest, nodes, total = [], 0, 0
-    for held in sets:
-        speeds = [speed_of(topology.links[a][b]) for a, b in itertools.combinations(held, 2)]
-        slowest.append(min(speeds, default=10**9))
+def _value(
+    topology: Topology, sets: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> tuple[list[int], list[int], int, int]:
+    """As the documentation has it; a set is in its best groups."""
+    groups, slowest, nodes, total = [], [], 0, 0
+    for held, size in zip(sets, sizes, strict=True):
+        groups += max(
+            sorted(_slowest(topology, order[i : i + size]) for i in range(0, len(held), size))
+            for order in itertools.permutations(held)
+        )
+        slowest.append(_slowest(topology, held))
         nodes -= len({topology.devices[i].numa for i in held})
-        total += sum(speeds)
-    return sorted(slowest), nodes, total
+        total += sum(speed_of(topology.links[a][b]) for a, b in itertools.combinations(held, 2))
+    return sorted(groups), sorted(slowest), nodes, total
+
+
+def _slowest(topology: Topology, held: Sequence[int]) -> int:
+    pairs = itertools.combinations(held, 2)
+    return min((speed_of(topology.links[a][b]) for a, b in pairs), default=10**9)
 
 
 def _all_choices(free: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, ...]]]:

@@ -68,6 +68,13 @@ def test_the_guides_line_keeps_what_is_right_and_tells_each_wrong_part() -> None
         ('-sc \'{"model": "d"}\'', {"speculative-config": {"model": "d"}}),
         ("-O3", {"optimization-level": "3"}),
         ("-O=3", {"optimization-level": "3"}),
+        ("-O.mode=3", {"compilation-config": {"mode": 3}}),
+        ("-cc.mode=3", {"compilation-config": {"mode": 3}}),
+        ("-cc.cudagraph_mode=none", {"compilation-config": {"cudagraph_mode": "none"}}),
+        (
+            '--hf-overrides \'{"a": "\u3000\u201cx\u201d "}\'',
+            {"hf-overrides": {"a": "\u3000\u201cx\u201d "}},
+        ),
         (
             "--compilation-config.cudagraph_mode FULL --compilation-config.pass_config.y=1",
             {"compilation-config": {"cudagraph_mode": "FULL", "pass_config": {"y": 1}}},
@@ -192,6 +199,69 @@ def test_a_wrong_part_is_put_right_or_left_out(
     assert done.corrected
 
 
+@pytest.mark.parametrize(
+    ("line", "character", "options"),
+    [
+        (f"{MODEL} --max-model-len\uff1d32768", "U+FF1D", {"max-model-len": 32768}),
+        (f"{MODEL} --max-model-len:32768", "U+003A", {"max-model-len": 32768}),
+        (f"{MODEL} \u2014max-model-len 32768", "U+2014", {"max-model-len": 32768}),
+        (f"{MODEL} \u2013\u2013max\u2013model\u2013len 32768", "U+2013", {"max-model-len": 32768}),
+        (f"{MODEL} \uff0dcc.mode=3", "U+FF0D", {"compilation-config": {"mode": 3}}),
+        (f"{MODEL} --max-model-len \u22121", "U+2212", {"max-model-len": -1}),
+        (f"{MODEL} '--max-model-len 32768'", "U+0020", {"max-model-len": 32768}),
+        (f"{MODEL} --max-model-len\u300032768", "U+3000", {"max-model-len": 32768}),
+        ("vllm\u00a0serve\u00a0m --seed\u00a01", "U+00A0", {"seed": 1}),
+        (f'{MODEL} --hf-overrides \u201c{{"a": 1}}\u201d', "U+201C", {"hf-overrides": {"a": 1}}),
+        (f"{MODEL} --hf-overrides=\u2018{{\u201ca\u201d: 1}}\u2019", "U+2018",
+         {"hf-overrides": {"a": 1}}),
+    ],
+)  # fmt: skip
+def test_a_character_that_only_looks_right_is_named_and_put_right(
+    line: str, character: str, options: dict[str, Any]
+) -> None:
+    done = translate(line, NEW)
+    assert done.options == options
+    (finding,) = done.findings
+    assert finding.code == "wrong-character"
+    assert character in finding.message
+
+
+@pytest.mark.parametrize(
+    ("tail", "options"),
+    [
+        ("--max-model-len 32768 > log.txt 2>&1 &", {"max-model-len": 32768}),
+        ("--max-model-len 32768 | tee log", {"max-model-len": 32768}),
+        ("--max-model-len 32768 < /dev/null", {"max-model-len": 32768}),
+        ("--max-model-len 32768 2>log", {"max-model-len": 32768}),
+        ("--max-model-len=32768>log", {"max-model-len": 32768}),
+    ],
+)
+def test_only_a_number_that_touches_a_redirection_is_the_shells(
+    tail: str, options: dict[str, Any]
+) -> None:
+    done = translate(f"nohup {MODEL} {tail}", NEW)
+    assert done.options == options
+    assert [finding.code for finding in done.findings] == ["shell"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (f"--hf-overrides{'.a' * 400} 1", "bad-value"),
+        ("--limit-mm-per-prompt image=4 --limit-mm-per-prompt.image 4", "option-twice"),
+        ("--middleware a --middleware b", "option-twice"),
+        ("--cuda-graph-sizes 1 2 4", "unknown-option"),
+    ],
+)
+def test_nothing_is_lost_without_a_word_and_nothing_told_twice(arguments: str, code: str) -> None:
+    assert codes(f"{MODEL} {arguments}") == [code]
+
+
+def test_of_values_that_vllm_would_all_use_the_lost_ones_are_told() -> None:
+    (finding,) = translate(f"{MODEL} --middleware a --middleware b", NEW).findings
+    assert "vLLM uses all of them" in finding.message
+
+
 def test_what_takes_the_place_of_a_wrong_option_is_judged_too() -> None:
     done = translate(f"{MODEL} --gpu-memory-utilisation 1.5", NEW)
     assert [finding.code for finding in done.findings] == ["unknown-option", "bad-value"]
@@ -216,6 +286,24 @@ def test_false_is_written_so_that_an_older_release_reads_it() -> None:
         f"{MODEL} x S3CRET",
         f"{MODEL} --api-key 'S3CRET",
         f"{MODEL} -S3CRET%",
+        f"{MODEL} --api-key\uff1dS3CRET",
+        f"{MODEL} --api-key:S3CRET",
+        f"{MODEL} --api-key\uff1aS3CRET",
+        f"{MODEL} --api-key\uff0cS3CRET",
+        f"{MODEL} --api-key\u3000S3CRET",
+        f"{MODEL} --api-keyS3CRET",
+        f"{MODEL} --api-key-S3CRET",
+        f"{MODEL} --API-KEYS3CRET",
+        f"{MODEL} --openai-api-keyS3CRET",
+        f"{MODEL} '--api-key S3CRET'",
+        f"{MODEL} --api-key\u2014S3CRET",
+        f"{MODEL} \u2014api-key S3CRET",
+        f"{MODEL} \u2014api-key=S3CRET",
+        f"{MODEL} -api-key\uff1dS3CRET",
+        f"{MODEL} --hf-token\uff1dS3CRET",
+        f"{MODEL} --hf_token@S3CRET",
+        f"{MODEL} --nothing-like-it\uff1dS3CRET",
+        f"{MODEL} --api-key \u201cS3CRET\u201d",
     ],
 )
 def test_a_secret_is_never_repeated(line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,9 +86,10 @@ def test_what_is_stated_overrides_what_the_name_stands_for(site: Site) -> None:
     assert second["max-num-batched-tokens"] < first["max-num-batched-tokens"]
 
 
-def test_real_lengths_take_the_place_of_quantiles(site: Site) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_real_lengths_take_the_place_of_quantiles(site: Site, mark: str) -> None:
     lines = [{"prompt_tokens": 100 * n, "output_tokens": 1000 - n} for n in range(1, 41)]
-    site.file("lengths.jsonl", "\n".join(map(json.dumps, lines)) + "\n")
+    site.file("lengths.jsonl", mark + "\n".join(map(json.dumps, lines)) + "\n")
     site.serving |= {"workload_lengths": "lengths.jsonl", "workload_concurrency": 10}
     assert chosen(site)["max-model-len"] == 5120
     reasons = {choice.option: choice.reason for choice in server(site).choices}
@@ -370,6 +371,43 @@ def test_sampling_reaches_the_server_by_vllms_own_option(site: Site) -> None:
 
 def test_without_sampling_the_option_is_not_set(site: Site) -> None:
     assert "override-generation-config" not in options_of(site.host_plan())
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"temperature": NaN}', "temperature=nan"),
+        ('{"temperature": Infinity}', "temperature=inf"),
+        ('{"temperature": "hot"}', "temperature='hot'"),
+        ('{"temperature": -2}', "temperature=-2"),
+        ('{"top_p": 0}', "top_p=0"),
+        ('{"top_k": 2.5}', "top_k=2.5"),
+        ('{"top_k": [20]}', "top_k=[20]"),
+        ('{"min_p": 2}', "min_p=2"),
+        ('{"repetition_penalty": 0}', "repetition_penalty=0"),
+        ('{"max_new_tokens": 0}', "max_tokens=0"),
+    ],
+)
+def test_a_value_that_no_request_can_have_is_warned_of(site: Site, text: str, named: str) -> None:
+    site.file("models/tiny/generation_config.json", text)
+    (warning,) = [note for note in server(site).notes if note.startswith("warning: sampling")]
+    assert f"sampling: {named} (models/tiny/generation_config.json): " in warning
+    site.file("models/tiny/generation_config.json", '{"temperature": 0.6, "top_k": 50}')
+    site.serving["instances"] = [{**INSTANCE, "options": {"override-generation-config": text}}]
+    (warning,) = [note for note in server(site).notes if note.startswith("warning: sampling")]
+    assert f"sampling: {named} (inventory): " in warning
+
+
+def test_sound_values_are_not_warned_of_and_those_of_the_inventory_mend_bad_ones(
+    site: Site,
+) -> None:
+    values = '"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0'
+    more = '"repetition_penalty": 1.05, "max_new_tokens": 2048'
+    site.file("models/tiny/generation_config.json", f"{{{values}, {more}}}")
+    assert not [note for note in server(site).notes if "sampling" in note]
+    site.file("models/tiny/generation_config.json", '{"temperature": "hot"}')
+    site.serving["sampling"] = {"temperature": 0.6}
+    assert not [note for note in server(site).notes if "sampling" in note]
 
 
 def test_the_plan_shows_what_the_models_file_says_and_where_from(site: Site) -> None:
