@@ -331,6 +331,7 @@ OWNED_OPTIONS = {
     "host": "service_address",
     "port": "the instance's port",
     "api-key": "api_key",
+    "hf-token": "model_token",
     "tensor-parallel-size": "the instance's tensor_parallel_size",
     "pipeline-parallel-size": "the instance's pipeline_parallel_size",
     "nnodes": "the instance's group",
@@ -346,6 +347,8 @@ OWNED_OPTIONS = {
 
 OWNED_VARIABLES = {
     "VLLM_API_KEY": "api_key",
+    "HF_TOKEN": "model_token",
+    "HUGGING_FACE_HUB_TOKEN": "model_token",
     "CUDA_VISIBLE_DEVICES": "the instances' devices",
     "ASCEND_RT_VISIBLE_DEVICES": "the instances' devices",
 }
