@@ -271,6 +271,8 @@ def _capacity_rows(instance: InstancePlan) -> list[tuple[str, str]]:
         tokens = f"{capacity.measured_kv_tokens:,} tokens (measured; the estimate is {error} off)"
     if capacity.context:
         tokens += f", {capacity.sequences:,.1f} sequences of {capacity.context:,}"
+    if capacity.combination.data_parallel_size > 1:
+        tokens += f", in each of {capacity.combination.data_parallel_size} ranks"
     largest = f"the largest context is {capacity.largest_context:,}"
     terms = " - ".join(f"{_binary(p.bytes)} {p.name} ({p.how})" for p in capacity.parts)
     return [

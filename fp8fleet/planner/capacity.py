@@ -15,6 +15,7 @@ from fp8fleet.jsonfile import shown
 from fp8fleet.manifest import Manifest
 from fp8fleet.measured import Combination, Measurement, measured_tokens
 from fp8fleet.plan import CapacityPlan, InstancePlan
+from fp8fleet.planner.budget import memory_fraction
 from fp8fleet.spec import HostSpec
 from fp8fleet.stored import StoredCheckpoint
 from fp8fleet.tensor_parallel import TensorParallel, module_of, tensor_parallel
@@ -22,8 +23,12 @@ from fp8fleet.tensor_parallel import TensorParallel, module_of, tensor_parallel
 _ELSEWHERE = (
     "cpu-offload-gb",
     "decode-context-parallel-size",
+    "enable-eplb",
     "enable-lora",
     "hf-overrides",
+    "num-gpu-blocks-override",
+    "prefill-context-parallel-size",
+    "quantization-config",
     "speculative-config",
 )
 """Options with which memory is used otherwise than the estimate knows."""
@@ -31,6 +36,8 @@ _WITH_UNITS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kmgtKMGT]?)")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
 _GIB = 1 << 30
+_SINGLE = ("float", "float32")
+"""Values of vLLM's dtype with four bytes."""
 
 
 def with_capacity(
@@ -46,13 +53,12 @@ def with_capacity(
         OperatorError: the model cannot be divided among that many devices, or does not fit.
     """
     settings = settings_of(spec, instance.options, instance.name)
-    _check_devices(spec, instance, settings)
     if checkpoint is None:
         why = "models/ has no config.json and headers.json of the model"
         return _unknown(spec, instance, why)
     _check_heads(spec, checkpoint)
     _check_pipeline(instance.name, checkpoint, settings.pipeline_parallel)
-    _check_tensor_parallel(instance.name, checkpoint, settings.tensor_parallel)
+    _check_tensor_parallel(instance.name, checkpoint, settings)
     for option in _ELSEWHERE:
         if instance.options.get(option):
             return _unknown(spec, instance, f"{option} uses memory in other ways")
@@ -60,7 +66,8 @@ def with_capacity(
         return _unknown(spec, instance, f"the catalogue has no memory of {spec.accelerator}")
     capacity = estimate(checkpoint, settings)
     if capacity is None:
-        return _unknown(spec, instance, "config.json or kv-cache-dtype does not tell enough")
+        why = "config.json, kv-cache-dtype or quantization does not tell enough"
+        return _unknown(spec, instance, why)
     combination = _combination(spec, manifest, settings, capacity)
     tokens = measured_tokens(measured, combination, capacity.layout.uniform)
     capacity = replace(capacity, measured_kv_tokens=tokens)
@@ -101,22 +108,15 @@ def settings_of(spec: HostSpec, options: Mapping[str, Any], name: str) -> Settin
         OperatorError: an option has a value that vLLM would refuse.
     """
     accelerator = catalog.accelerators()[spec.accelerator or "cpu"]
-    release = catalog.releases()[spec.engine_release or ""]
 
     def count(option: str, default: int | None) -> int | None:
         return _count(name, option, options.get(option), default)
 
-    share = options.get("gpu-memory-utilization", release.gpu_memory_utilization)
-    if type(share) not in (int, float) or not 0 < share <= 1:
-        raise OperatorError(
-            f"instances: {name}: gpu-memory-utilization is {shown(share)}, expected a share of each"
-            " device's memory above 0 and up to 1"
-        )
     length = options.get("max-model-len")
     quantization = options.get("quantization")
     return Settings(
         memory_bytes=accelerator.engine_bytes or 0,
-        utilization=float(share),
+        utilization=memory_fraction(spec, options, name),
         max_num_seqs=count("max-num-seqs", None) or accelerator.sequences,
         max_num_batched_tokens=count("max-num-batched-tokens", None) or accelerator.batched_tokens,
         kv_cache_dtype=str(options.get("kv-cache-dtype") or "auto"),
@@ -126,6 +126,9 @@ def settings_of(spec: HostSpec, options: Mapping[str, Any], name: str) -> Settin
         enforce_eager=options.get("enforce-eager") is True,
         kv_cache_memory_bytes=count("kv-cache-memory-bytes", None),
         quantization=str(quantization) if quantization else None,
+        data_parallel=count("data-parallel-size", 1) or 1,
+        dtype_bytes=4 if options.get("dtype") in _SINGLE else 2,
+        whole_experts=options.get("enable-expert-parallel") is True,
     )
 
 
@@ -152,21 +155,6 @@ def _count(name: str, option: str, value: Any, default: int | None) -> int | Non
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def _check_devices(spec: HostSpec, instance: InstancePlan, settings: Settings) -> None:
-    """A server that is spread over hosts has devices elsewhere."""
-    spread = instance.options.get("distributed-executor-backend") == "ray"
-    spread |= any(i.group for i in spec.instances if i.name == instance.name)
-    if not instance.devices or spread:
-        return
-    asked = settings.tensor_parallel * settings.pipeline_parallel
-    if asked > len(instance.devices):
-        raise OperatorError(
-            f"instances: {instance.name}: tensor-parallel-size {settings.tensor_parallel} x"
-            f" pipeline-parallel-size {settings.pipeline_parallel} needs {asked} devices,"
-            f" {len(instance.devices)} are listed: list more or lower one"
-        )
-
-
 def _check_heads(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
     """The headers have attention, so that config.json has to have heads."""
     if checkpoint.architecture.heads:
@@ -187,10 +175,11 @@ def _check_pipeline(name: str, checkpoint: StoredCheckpoint, ranks: int) -> None
         )
 
 
-def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, size: int) -> None:
+def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, settings: Settings) -> None:
+    size = settings.tensor_parallel
     if size == 1:
         return
-    found = _tensor_parallel(checkpoint, size)
+    found = _tensor_parallel(checkpoint, size, settings.whole_experts)
     if (found.sizes or found.refused) and size not in found.sizes:
         sizes = ", ".join(map(str, found.sizes)) or "none"
         raise OperatorError(
@@ -200,9 +189,15 @@ def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, size: int) -
 
 
 @functools.lru_cache(maxsize=256)
-def _tensor_parallel(checkpoint: StoredCheckpoint, asked: int) -> TensorParallel:
+def _tensor_parallel(
+    checkpoint: StoredCheckpoint, asked: int, whole_experts: bool
+) -> TensorParallel:
     return tensor_parallel(
-        checkpoint.architecture, checkpoint.quantization, checkpoint.tensors, (asked,)
+        checkpoint.architecture,
+        checkpoint.quantization,
+        checkpoint.tensors,
+        (asked,),
+        whole_experts,
     )
 
 
@@ -235,7 +230,8 @@ def _does_not_fit(
 
 def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[str]:
     """Larger tensor-parallel sizes with which the asked context fits, the smallest first."""
-    sizes = _tensor_parallel(checkpoint, settings.tensor_parallel).sizes
+    own = settings.tensor_parallel
+    sizes = _tensor_parallel(checkpoint, own, settings.whole_experts).sizes
     larger = (size for size in sizes if size > settings.tensor_parallel)
     fitting = []
     for size in larger:
@@ -273,6 +269,9 @@ def _combination(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=capacity.context,
         enforce_eager=settings.enforce_eager,
+        data_parallel_size=settings.data_parallel,
+        enable_expert_parallel=settings.whole_experts,
+        dtype="float32" if settings.dtype_bytes > 2 else "auto",
     )
 
 
@@ -287,5 +286,6 @@ def _plan(capacity: Capacity, combination: Combination) -> CapacityPlan:
         context=context,
         sequences=round(capacity.sequences(context), 2) if context else None,
         largest_context=capacity.largest_context(),
+        device_bytes=capacity.device_bytes,
         combination=combination,
     )

@@ -85,12 +85,12 @@ def placements(spec: HostSpec, topology: Topology | None) -> tuple[Placement, ..
 
 
 def _asked(instance: InstanceSpec) -> Asked:
-    group, stages = instance.tensor_parallel_size, instance.pipeline_parallel_size
+    group = instance.tensor_parallel_size
     if instance.group:
         # this host has a part of the server's devices, all of them listed
         count = len(instance.devices)
         return Asked(count, min(group, count), instance.devices, instance.name)
-    return Asked(group * stages, group, instance.devices, instance.name)
+    return Asked(instance.ranks, group, instance.devices, instance.name)
 
 
 def _binding(

@@ -18,7 +18,7 @@ from fp8fleet.inventory import Fleet, FleetHost
 from fp8fleet.locks import Lock, pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.measured import MEASURED, read_measured
-from fp8fleet.planner.budget import check_shared_devices
+from fp8fleet.planner.budget import check_device_memory, check_shared_devices
 from fp8fleet.planner.capacity import with_capacity
 from fp8fleet.planner.environments import engine_environment
 from fp8fleet.planner.placement import declared_devices, placements
@@ -74,6 +74,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         instances = tuple(
             with_capacity(spec, instance, manifest, checkpoint, measured) for instance in planned
         )
+        check_device_memory(spec, instances)
         return Serving(
             release,
             lock,
