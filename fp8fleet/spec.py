@@ -308,12 +308,17 @@ class InstanceSpec(Spec):
     def _sane(self) -> InstanceSpec:
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {list(self.devices)} names one device twice")
+        alone = self.options.get("enable-expert-parallel") is not True
+        if alone and _stated(self.options.get("data-parallel-size")) > 1:
+            raise ValueError(
+                "option 'data-parallel-size': without enable-expert-parallel a server's ranks share"
+                " nothing: list more instances in its place, Nginx shares the load among them"
+            )
         if self.devices and not self.group and self.ranks > len(self.devices):
             size = f"tensor_parallel_size {self.tensor_parallel_size}"
             if self.pipeline_parallel_size > 1:
                 size += f" x pipeline_parallel_size {self.pipeline_parallel_size}"
-            if self.groups > 1:
-                size += f" x {self.groups} by the options {', '.join(sorted(self._group_sizes))}"
+            size += "".join(f" x {key} {count}" for key, count in self._group_sizes.items())
             raise ValueError(
                 f"{size} needs as many devices,"
                 f" {len(self.devices)} are listed: list more or lower it"
@@ -324,12 +329,6 @@ class InstanceSpec(Spec):
         owned = sorted(OWNED_OPTIONS.keys() & self.options.keys())
         if owned:
             raise ValueError(f"option {owned[0]!r} is set from {OWNED_OPTIONS[owned[0]]}")
-        alone = self.options.get("enable-expert-parallel") is not True
-        if alone and _stated(self.options.get("data-parallel-size")) > 1:
-            raise ValueError(
-                "option 'data-parallel-size': without enable-expert-parallel a server's ranks share"
-                " nothing: list more instances in its place, Nginx shares the load among them"
-            )
         return self
 
     @property
@@ -343,17 +342,13 @@ class InstanceSpec(Spec):
         return {key: size for key, size in sizes.items() if size > 1}
 
     @property
-    def groups(self) -> int:
-        """Groups of tensor x pipeline parallel devices on this host."""
-        return math.prod(self._group_sizes.values())
-
-    @property
     def ranks(self) -> int:
         """Processes of the server, each with a device of its own.
 
         Source: world_size and data_parallel_size_local in vllm/config/parallel.py.
         """
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.groups
+        groups = math.prod(self._group_sizes.values())
+        return self.tensor_parallel_size * self.pipeline_parallel_size * groups
 
 
 _CONTEXT_PARALLEL = "prefill-context-parallel-size"

@@ -50,7 +50,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         lock = read_lock(root / spec.engine_requirements)
         warnings = _check_options(spec, lock, checkpoint_of(path, manifest))
         topology = declared_devices(spec, root)
-        headers = _headers(path)
+        headers = _headers(path, manifest)
         checkpoint = _checkpoint(path)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
@@ -104,11 +104,19 @@ def _torrent(manifest: Path) -> bytes | None:
         raise OperatorError(f"{path}: cannot be read: {error}") from None
 
 
-def _headers(manifest: Path) -> bytes | None:
+def _headers(manifest_path: Path, manifest: Manifest) -> bytes | None:
     """The headers that are stored beside a manifest; None: there are none."""
-    path = manifest.with_name(HEADERS)
+    path = manifest_path.with_name(HEADERS)
     try:
-        _read_headers(path, *_version(path))
+        stored = _read_headers(path, *_version(path))
+        shards = [file.path for file in manifest.files if file.path.endswith(".safetensors")]
+        missing = [shard for shard in shards if shard not in stored]
+        if missing:
+            raise OperatorError(
+                f"{path}: has no header of {missing[0]}, one of {len(missing)} of the"
+                f" {len(shards)} shards in {manifest_path.name} that are not there: create the"
+                " manifest anew"
+            )
         return path.read_bytes()
     except FileNotFoundError:
         return None
@@ -149,8 +157,9 @@ def _read_headers(path: Path, mtime_ns: int, size: int) -> dict[str, Header]:
 @functools.cache
 def _read_checkpoint(
     headers: Path, config: Path, versions: tuple[tuple[int, int], ...]
-) -> StoredCheckpoint:
-    return stored_checkpoint(read_config(config), _read_headers(headers, *versions[0]))
+) -> StoredCheckpoint | None:
+    stored = _read_headers(headers, *versions[0])
+    return stored_checkpoint(read_config(config), stored) if stored else None
 
 
 def _target_of(spec: HostSpec, manifest: Manifest) -> Target:
