@@ -86,7 +86,7 @@ def weights_per_gpu(
     owners = _owners(checkpoint.architecture.layers or 0, pipeline_parallel)
     plain = checkpoint.quantization.method is None
     bits = _ONLINE_BITS.get(quantization or "", (None, None)) if plain else (None, None)
-    for name, tensor in _loaded(checkpoint):
+    for name, tensor, count in _loaded(checkpoint):
         if expert_parallel and EXPERTS in name:
             size = _experts_share(checkpoint, name, tensor, expert_parallel, dtype_bytes)
         else:
@@ -95,7 +95,7 @@ def weights_per_gpu(
         if own and _is_linear_weight(name, tensor):
             size = int(size * own / (8 * dtype_bytes))
         for rank in _ranks_of(checkpoint, name, owners, pipeline_parallel):
-            ranks[rank] += size
+            ranks[rank] += count * size
     return max(ranks)
 
 
@@ -117,16 +117,19 @@ def _owners(layers: int, pipeline_parallel: int) -> list[int]:
     return [rank for rank, count in enumerate(counts) for _ in range(count)]
 
 
-def _loaded(checkpoint: StoredCheckpoint) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that vLLM loads: no layers for drafts, no second copy of a tied embedding."""
+def _loaded(checkpoint: StoredCheckpoint) -> Iterator[tuple[str, Tensor, int]]:
+    """The tensors that vLLM loads, and how many there are of each.
+
+    No layers for drafts, no second copy of a tied embedding.
+    """
     layers = checkpoint.architecture.layers
-    for name, tensor in checkpoint.tensors.items():
+    for name, count in checkpoint.alike.items():
         layer = LAYER.search(name)
         if layer and layers and is_language_model(name) and int(layer[1]) >= layers:
             continue
         if checkpoint.tied and _kind(name) == "lm_head":
             continue
-        yield name, tensor
+        yield name, checkpoint.tensors[name], count
 
 
 def _ranks_of(

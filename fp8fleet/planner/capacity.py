@@ -195,7 +195,7 @@ def _tensor_parallel(
     return tensor_parallel(
         checkpoint.architecture,
         checkpoint.quantization,
-        checkpoint.tensors,
+        checkpoint.different_tensors,
         (asked,),
         whole_experts,
     )

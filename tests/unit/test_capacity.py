@@ -636,6 +636,13 @@ def test_whole_experts_are_divided_among_all_gpus_and_the_rest_is_not() -> None:
     assert weights_per_gpu(experts(8), expert_parallel=3) - dense == (one - dense) * 3 // 8
 
 
+def test_experts_that_are_alike_are_looked_at_once() -> None:
+    few, many = experts(2), experts(8)
+    assert len(few.tensors) < len(many.tensors)
+    assert len(few.different_tensors) == len(many.different_tensors)
+    assert sum(many.alike.values()) == len(many.tensors)
+
+
 def test_a_size_that_would_cut_experts_blocks_works_with_whole_experts(served: Site) -> None:
     config, specs = mixture()
     headers = headers_text({"model.safetensors": eight_b.header(specs)})
@@ -648,7 +655,7 @@ def test_a_size_that_would_cut_experts_blocks_works_with_whole_experts(served: S
 
 
 def test_ranks_that_share_experts_take_devices_and_each_has_a_cache(served: Site) -> None:
-    parallel = {"enable_expert_parallel": True, "data_parallel_size": 4}
+    parallel: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 4}
     instance(served, 2, **parallel)
     message = served.refusal()
     assert "tensor_parallel_size 1 x data-parallel-size 4 needs as many devices" in message
@@ -671,7 +678,7 @@ def test_ranks_of_one_server_that_share_nothing_are_refused_with_servers_in_thei
     [({}, 4), ({"data_parallel_size_local": 2}, 2), ({"data_parallel_rank": 0}, 1)],
 )
 def test_as_many_devices_are_chosen_as_ranks_are_on_the_host(
-    served: Site, local: dict[str, int], devices: int
+    served: Site, local: dict[str, Any], devices: int
 ) -> None:
     served.serving["device_count"] = 8
     instance(served, 0, enable_expert_parallel=True, data_parallel_size=4, **local)
