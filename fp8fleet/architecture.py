@@ -170,10 +170,18 @@ def config_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
         own = _own_config(text, part, number)
         if own is not part:
             problems += typed(TextModel, own)[1]
+    shared, layers = text.num_kv_shared_layers, text.num_hidden_layers
+    if shared and layers and shared >= layers:
+        problems.append(Problem("num_kv_shared_layers", shared_layers_problem(shared, layers)))
     for parameters in _rope_parts(part).values():
         for problem in typed(Rope, _rope(parameters))[1]:
             problems.append(Problem(problem.key, f"RoPE's {problem.message}"))
     return list(dict.fromkeys(problems)), typed(Contexts, part)[1]
+
+
+def shared_layers_problem(shared: int, layers: int) -> str:
+    """Why that many layers cannot use the keys and values of earlier ones."""
+    return f"num_kv_shared_layers is {shared}, expected fewer than the model's {layers} layers"
 
 
 def _dtype(*parts: Model) -> str | None:

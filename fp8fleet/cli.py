@@ -222,16 +222,7 @@ def _print_host(console: Console, host: HostPlan) -> None:
         if host.model.note:
             rows.append(("  note", host.model.note))
     for instance in host.instances:
-        devices = ",".join(str(device) for device in instance.devices) or "none"
-        options = " ".join(f"{key}={value}" for key, value in instance.options.items())
-        rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {options}"))
-        if instance.node:
-            part = f"{instance.node.rank + 1} of {len(instance.node.hosts)}"
-            rows.append(("  node", f"{part}: {' '.join(instance.node.hosts)}"))
-        rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in instance.choices]
-        rows.append(("  sampling", str(instance.sampling)))
-        rows += _capacity_rows(instance)
-        rows += [("  note", note) for note in instance.notes]
+        rows += _instance_rows(instance)
     if host.proxy:
         upstreams = " ".join(host.proxy.upstreams)
         rows.append(("proxy", f"{host.proxy.url} -> {upstreams}  (model {host.proxy.model_id})"))
@@ -245,6 +236,28 @@ def _print_host(console: Console, host: HostPlan) -> None:
     rows.append(("files", f"{len(host.files)}, see: fp8fleet render"))
     for label, text in rows:
         console.print(f"  {label:<18} {text}", markup=False)
+
+
+def _instance_rows(instance: InstancePlan) -> list[tuple[str, str]]:
+    """A server; what counts for all its nodes stands with the one that has the API."""
+    devices = ",".join(str(device) for device in instance.devices) or "none"
+    options = " ".join(f"{key}={value}" for key, value in instance.options.items())
+    text = f"devices {devices}  {options}"
+    nodes = []
+    if instance.node:
+        part = f"{instance.node.rank + 1} of {len(instance.node.hosts)}"
+        nodes.append(("  node", f"{part}: {' '.join(instance.node.hosts)}"))
+    notes = [("  note", note) for note in instance.notes]
+    if not instance.has_api:
+        return [(f"node of {instance.name}", text), *nodes, *notes]
+    return [
+        (f"server {instance.name}", f"{instance.url}  {text}"),
+        *nodes,
+        *(("  workload", f"{c.option} {c.value}: {c.reason}") for c in instance.choices),
+        ("  sampling", str(instance.sampling)),
+        *_capacity_rows(instance),
+        *notes,
+    ]
 
 
 def _driver_rows(host: HostPlan) -> list[tuple[str, str]]:

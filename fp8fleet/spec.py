@@ -309,7 +309,7 @@ class InstanceSpec(Spec):
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {list(self.devices)} names one device twice")
         alone = self.options.get("enable-expert-parallel") is not True
-        if alone and _stated(self.options.get("data-parallel-size")) > 1:
+        if alone and not self.group and _stated(self.options.get("data-parallel-size")) > 1:
             raise ValueError(
                 "option 'data-parallel-size': without enable-expert-parallel a server's ranks share"
                 " nothing: list more instances in its place, Nginx shares the load among them"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fp8fleet import catalog
+from fp8fleet.architecture import shared_layers_problem
 from fp8fleet.capacity import Capacity, Settings, estimate
 from fp8fleet.errors import OperatorError
 from fp8fleet.jsonfile import shown
 from fp8fleet.manifest import Manifest
-from fp8fleet.measured import Combination, Measurement, measured_tokens
+from fp8fleet.measured import MEASURED, Combination, Measurement, measured_tokens
 from fp8fleet.plan import CapacityPlan, InstancePlan
 from fp8fleet.planner.budget import memory_fraction
 from fp8fleet.spec import HostSpec
@@ -36,6 +37,8 @@ _WITH_UNITS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kmgtKMGT]?)")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ATTENTION = frozenset({"q_proj", "k_proj", "qkv_proj"})
 _GIB = 1 << 30
+_BOUND = 2
+"""Times that a measured size is off the estimate at most; the estimates are off by percents."""
 _SINGLE = ("float", "float32")
 """Values of vLLM's dtype with four bytes."""
 
@@ -45,7 +48,7 @@ def with_capacity(
     instance: InstancePlan,
     manifest: Manifest,
     checkpoint: StoredCheckpoint | None,
-    measured: Iterable[Measurement],
+    measured: Sequence[Measurement],
 ) -> InstancePlan:
     """A server with what its KV cache holds, or with the reason why that is not known.
 
@@ -56,7 +59,6 @@ def with_capacity(
     if checkpoint is None:
         why = "models/ has no config.json and headers.json of the model"
         return _unknown(spec, instance, why)
-    _check_heads(spec, checkpoint)
     _check_pipeline(instance.name, checkpoint, settings.pipeline_parallel)
     _check_tensor_parallel(instance.name, checkpoint, settings)
     for option in _ELSEWHERE:
@@ -70,7 +72,11 @@ def with_capacity(
         return _unknown(spec, instance, why)
     combination = _combination(spec, manifest, settings, capacity)
     tokens = measured_tokens(measured, combination, capacity.layout.uniform)
-    capacity = replace(capacity, measured_kv_tokens=tokens)
+    doubt = _doubt(spec, instance.name, capacity, tokens)
+    if doubt:
+        instance = replace(instance, notes=(*instance.notes, doubt))
+    else:
+        capacity = replace(capacity, measured_kv_tokens=tokens)
     if _is_automatic(instance.options.get("max-model-len")):
         capacity = replace(capacity, context=capacity.largest_context() or capacity.context)
     if not capacity.fits:
@@ -155,14 +161,24 @@ def _count(name: str, option: str, value: Any, default: int | None) -> int | Non
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def _check_heads(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
-    """The headers have attention, so that config.json has to have heads."""
-    if checkpoint.architecture.heads:
-        return
-    if any(module_of(name).rpartition(".")[2] in _ATTENTION for name in checkpoint.tensors):
+def check_config(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
+    """Refuse a config.json with which no size can be computed.
+
+    Raises:
+        OperatorError: the headers have attention but config.json no heads, or no layer keeps keys.
+    """
+    architecture = checkpoint.architecture
+    shared, layers = architecture.kv_shared_layers, architecture.layers
+    why = None
+    if not architecture.heads and any(
+        module_of(name).rpartition(".")[2] in _ATTENTION for name in checkpoint.tensors
+    ):
+        why = "num_attention_heads is missing or no number, though the headers have attention"
+    elif layers and shared >= layers:
+        why = shared_layers_problem(shared, layers)
+    if why:
         raise OperatorError(
-            f"config.json beside {spec.model_manifest}: num_attention_heads is missing or no"
-            " number, though the headers have attention: create the manifest anew"
+            f"config.json beside {spec.model_manifest}: {why}: create the manifest anew"
         )
 
 
@@ -249,6 +265,23 @@ def _unknown(spec: HostSpec, instance: InstancePlan, why: str) -> InstancePlan:
     if spec.vendor == "cpu":
         return instance
     return replace(instance, capacity_unknown=why)
+
+
+def _doubt(spec: HostSpec, name: str, capacity: Capacity, tokens: int | None) -> str | None:
+    """A warning where what was measured cannot be of this server.
+
+    The estimate is no measure where a state of unknown size is kept too.
+    """
+    bound = capacity.kv_tokens
+    if tokens is None or not bound or capacity.layout.unknown:
+        return None
+    if bound <= _BOUND * tokens and tokens <= _BOUND * bound:
+        return None
+    return (
+        f"warning: {MEASURED} beside {spec.model_manifest}: the entry of {name}'s settings has"
+        f" kv_tokens = {tokens:,}, the estimate is {bound:,}, which counts: correct the entry, or"
+        " remove it and measure anew"
+    )
 
 
 def _combination(

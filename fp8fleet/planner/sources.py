@@ -19,7 +19,7 @@ from fp8fleet.locks import Lock, pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.measured import MEASURED, read_measured
 from fp8fleet.planner.budget import check_device_memory, check_shared_devices
-from fp8fleet.planner.capacity import with_capacity
+from fp8fleet.planner.capacity import check_config, with_capacity
 from fp8fleet.planner.environments import engine_environment
 from fp8fleet.planner.placement import declared_devices, placements
 from fp8fleet.planner.servers import instance_plan
@@ -52,6 +52,8 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         topology = declared_devices(spec, root)
         headers = _headers(path, manifest)
         checkpoint = _checkpoint(path)
+        if checkpoint:
+            check_config(spec, checkpoint)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
         notes = _check_release(decision.spec, target) + warnings + _made_elsewhere(spec, lock)

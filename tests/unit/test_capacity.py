@@ -14,7 +14,7 @@ from checkpoints import linear
 from fleets import DIGEST, Site, fp8fleet, refusal
 
 from fp8fleet import catalog
-from fp8fleet.architecture import read_architecture
+from fp8fleet.architecture import config_problems, read_architecture
 from fp8fleet.capacity import Capacity, Settings, estimate
 from fp8fleet.headers import headers_text
 from fp8fleet.kv_cache import CacheLayout, cache_layout
@@ -561,6 +561,20 @@ def test_a_config_json_without_heads_is_refused(served: Site) -> None:
     served.file("models/tiny/config.json", json.dumps(values))
     message = served.refusal()
     assert "config.json beside models/tiny/manifest.toml: num_attention_heads is missing" in message
+
+
+@pytest.mark.parametrize("shared", [32, 200])
+@pytest.mark.parametrize("workload", [None, "chat"])
+def test_more_shared_layers_than_there_are_to_share_with_are_refused(
+    served: Site, shared: int, workload: str | None
+) -> None:
+    values = eight_b.config("ct-block") | {"num_kv_shared_layers": shared}
+    served.file("models/tiny/config.json", json.dumps(values))
+    served.serving["workload"] = workload
+    message = served.refusal()
+    assert f"num_kv_shared_layers is {shared}, expected fewer than the model's 32" in message
+    assert message.endswith("create the manifest anew")
+    assert [p.key for p in config_problems(values)[0]] == ["num_kv_shared_layers"]
 
 
 @pytest.mark.parametrize(
