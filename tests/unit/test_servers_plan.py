@@ -292,7 +292,7 @@ def test_a_host_may_have_a_server_of_its_own_beside_its_node(pair: Site) -> None
 def test_a_node_without_the_api_is_shown_as_a_node_and_the_capacity_once(pair: Site) -> None:
     ran = fp8fleet("plan", pair.inventory(), cwd=pair.root)
     first, second = ran.out.split("gpu-2  ")
-    assert "  server big         http://10.30.0.1:8000  devices" in first
+    assert "  server big         http://" in first
     assert "  node of big        devices" in second
     assert (first.count("KV cache"), second.count("KV cache")) == (1, 0)
     assert "http://" not in second.partition("node of big")[2].partition("firewall")[0]
