@@ -115,9 +115,8 @@ def _headers(manifest_path: Path, manifest: Manifest) -> bytes | None:
         missing = [shard for shard in shards if shard not in stored]
         if missing:
             raise OperatorError(
-                f"{path}: has no header of {missing[0]}, one of {len(missing)} of the"
-                f" {len(shards)} shards in {manifest_path.name} that are not there: create the"
-                " manifest anew"
+                f"{path}: lacks the headers of {len(missing)} of the {len(shards)} shards in"
+                f" {manifest_path.name}, such as {missing[0]}: create the manifest anew"
             )
         return path.read_bytes()
     except FileNotFoundError:

@@ -825,7 +825,7 @@ def test_headers_that_lack_shards_of_the_manifest_are_refused(served: Site, stor
     text = headers_text(dict.fromkeys(names[:stored], header))
     served.file("models/tiny/headers.json", text)
     message = served.refusal()
-    assert f"headers.json: has no header of {names[stored]}, one of {2 - stored} of the" in message
-    assert message.endswith("create the manifest anew")
+    assert f"headers.json: lacks the headers of {2 - stored} of the 2 shards in" in message
+    assert message.endswith(f"such as {names[stored]}: create the manifest anew")
     served.file("models/tiny/headers.json", headers_text(dict.fromkeys(names, header)))
     assert planned(served).kv_tokens
