@@ -56,6 +56,7 @@ def with_capacity(
         OperatorError: the model cannot be divided among that many devices, or does not fit.
     """
     settings = settings_of(spec, instance.options, instance.name)
+    _check_cache(instance.name, settings)
     if checkpoint is None:
         why = "models/ has no config.json and headers.json of the model"
         return _unknown(spec, instance, why)
@@ -179,6 +180,16 @@ def check_config(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
     if why:
         raise OperatorError(
             f"config.json beside {spec.model_manifest}: {why}: create the manifest anew"
+        )
+
+
+def _check_cache(name: str, settings: Settings) -> None:
+    """Also where the weights are not known a cache is no larger than the device."""
+    cache, memory = settings.kv_cache_memory_bytes, settings.memory_bytes
+    if cache and memory and cache > memory:
+        raise OperatorError(
+            f"instances: {name}: kv-cache-memory-bytes is {cache / _GIB:.1f} GiB, a device has"
+            f" {memory / _GIB:.1f} GiB for it and the weights: lower it"
         )
 
 

@@ -720,10 +720,19 @@ def shared(site: Site, *options: dict[str, Any]) -> None:
 
 
 def test_a_cache_of_a_set_size_has_to_be_there_beside_the_weights(served: Site) -> None:
-    shared(served, {"kv-cache-memory-bytes": "500G"})
+    shared(served, {"kv-cache-memory-bytes": "135G"})
     message = served.refusal()
-    assert "device 0 has 139.8 GiB, of which s0 511.1 (kv-cache-memory-bytes and the" in message
+    assert "device 0 has 139.8 GiB, of which s0 146.1 (kv-cache-memory-bytes and the" in message
     assert message.endswith("lower kv-cache-memory-bytes of s0")
+
+
+@pytest.mark.parametrize("more", [{}, {"enable-lora": True}])
+def test_a_cache_larger_than_the_device_is_refused_whatever_is_known_beside(
+    served: Site, more: dict[str, Any]
+) -> None:
+    shared(served, {"kv-cache-memory-bytes": "500G", **more})
+    message = served.refusal()
+    assert "s0: kv-cache-memory-bytes is 500.0 GiB, a device has 139.8 GiB" in message
 
 
 def test_caches_of_servers_that_share_a_device_are_added(served: Site) -> None:
