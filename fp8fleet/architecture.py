@@ -62,6 +62,9 @@ _PRESCALED_ROPE = frozenset(
 Source: _get_and_verify_max_len in vllm/config/model.py (0.32).
 """
 
+_INDEX_DIM = 128
+"""index_head_dim of DeepseekV32Config."""
+
 _PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 """Where models of several modalities keep their language model."""
 
@@ -105,6 +108,11 @@ class Architecture:
     latent_dim: int | None
     """Numbers a token and layer of multi-head latent attention (kv_lora_rank + qk_rope_head_dim,
     cached once for all heads); None for other attention."""
+    index_dim: int | None
+    """Numbers of a token's key in a layer's index, by which sparse attention chooses tokens
+    (DeepSeek V3.2); None: there is none."""
+    compressed: bool
+    """Whether layers keep one state for several tokens (DeepSeek V4)."""
     experts: int | None
     context: int | None
     """Tokens."""
@@ -141,6 +149,8 @@ def read_architecture(config: Config) -> Architecture:
         groups=groups,
         kv_shared_layers=text.num_kv_shared_layers or 0,
         latent_dim=latent,
+        index_dim=(text.index_head_dim or _INDEX_DIM) if text.index_topk else None,
+        compressed=text.compress_ratios is not None,
         experts=text.experts,
         context=_context(text, part, groups),
     )
@@ -160,10 +170,18 @@ def config_problems(config: Config) -> tuple[list[Problem], list[Problem]]:
         own = _own_config(text, part, number)
         if own is not part:
             problems += typed(TextModel, own)[1]
+    shared, layers = text.num_kv_shared_layers, text.num_hidden_layers
+    if shared and layers and shared >= layers:
+        problems.append(Problem("num_kv_shared_layers", shared_layers_problem(shared, layers)))
     for parameters in _rope_parts(part).values():
         for problem in typed(Rope, _rope(parameters))[1]:
             problems.append(Problem(problem.key, f"RoPE's {problem.message}"))
     return list(dict.fromkeys(problems)), typed(Contexts, part)[1]
+
+
+def shared_layers_problem(shared: int, layers: int) -> str:
+    """Why that many layers cannot use the keys and values of earlier ones."""
+    return f"num_kv_shared_layers is {shared}, expected fewer than the model's {layers} layers"
 
 
 def _dtype(*parts: Model) -> str | None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fp8fleet.kv_cache import BLOCK, CacheLayout, cache_layout
 from fp8fleet.stored import StoredCheckpoint
-from fp8fleet.weights import layers_of_ranks, weights_per_gpu
+from fp8fleet.weights import knows_quantization, layers_of_ranks, weights_per_gpu
 
 How = Literal["catalogue", "headers", "estimate", "option", "unknown"]
 
@@ -18,8 +18,6 @@ _CONTEXT_BYTES = 240 * _MIB
 """CUDA context and libraries. vLLM 0.23.0 on an H200: 230 to 238 MiB."""
 _NCCL_BYTES = 160 * _MIB
 """Buffers of a process among several. Two H200: 156 MiB."""
-_NUMBER = 2
-"""Bytes of an activation."""
 _LOGIT = 15
 """Bytes that sampling takes a sequence and entry of the vocabulary: sorted logits with indices."""
 _LARGEST_GRAPH = 512
@@ -46,6 +44,25 @@ class Settings:
     """vLLM's option of that name: the cache's size, whatever is left."""
     quantization: str | None = None
     """vLLM's option of that name: quantization while loading."""
+    data_parallel: int = 1
+    """Ranks of the server, each with a cache of its own."""
+    dtype_bytes: int = 2
+    """Of a number that is not quantized, by vLLM's dtype."""
+    whole_experts: bool = False
+    """vLLM's enable-expert-parallel: every GPU has some experts, whole."""
+
+    @property
+    def gpus(self) -> int:
+        """Of the server, all ranks' together."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def expert_parallel(self) -> int | None:
+        """GPUs among which whole experts are divided; None: experts are cut.
+
+        Source: FusedMoEParallelConfig.make in vllm/model_executor/layers/fused_moe/config.py.
+        """
+        return self.tensor_parallel * self.data_parallel if self.whole_experts else None
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,8 @@ class Capacity:
     longest: int | None
     """Tokens a sequence may have at most, by the model, or by the options if these say more."""
     layout: CacheLayout
+    device_bytes: int
+    """That the server takes of a device, with its weights."""
     measured_kv_tokens: int | None = None
 
     @property
@@ -157,6 +176,7 @@ def estimate(checkpoint: StoredCheckpoint, settings: Settings) -> Capacity | Non
         settings.max_num_batched_tokens,
         settings.tensor_parallel,
         settings.pipeline_parallel,
+        settings.dtype_bytes,
     )
     parts = _parts(checkpoint, settings) if layout else None
     if layout is None or parts is None:
@@ -172,6 +192,7 @@ def estimate(checkpoint: StoredCheckpoint, settings: Settings) -> Capacity | Non
         context=context,
         longest=longest,
         layout=layout,
+        device_bytes=_device_bytes(checkpoint, settings),
     )
 
 
@@ -187,21 +208,44 @@ def _tokens(layout: CacheLayout, kv_bytes: int, context: int) -> int:
     return kv_bytes * context // layout.admitted_bytes(context)
 
 
+def _device_bytes(checkpoint: StoredCheckpoint, settings: Settings) -> int:
+    """With kv-cache-memory-bytes vLLM takes that and what it needs beside, whatever its share.
+
+    Source: determine_available_memory in vllm/v1/worker/gpu_worker.py.
+    """
+    if settings.kv_cache_memory_bytes is None:
+        return int(settings.memory_bytes * settings.utilization)
+    beside = _beside(checkpoint, settings) or ()
+    return settings.kv_cache_memory_bytes - sum(part.bytes for part in beside)
+
+
 def _parts(checkpoint: StoredCheckpoint, settings: Settings) -> tuple[Part, ...] | None:
     if settings.kv_cache_memory_bytes is not None:
         return (Part("kv-cache-memory-bytes", settings.kv_cache_memory_bytes, "option"),)
+    beside = _beside(checkpoint, settings)
+    if beside is None:
+        return None
+    lent = int(settings.memory_bytes * settings.utilization)
+    gib = settings.memory_bytes / 2**30
+    return (Part(f"{settings.utilization:g} of {gib:.2f} GiB", lent, "catalogue"), *beside)
+
+
+def _beside(checkpoint: StoredCheckpoint, settings: Settings) -> tuple[Part, ...] | None:
+    """What a GPU has beside the cache; None: not known."""
     activations = _activations(checkpoint, settings)
-    if activations is None:
+    if activations is None or not knows_quantization(checkpoint, settings.quantization):
         return None
     weights = weights_per_gpu(
-        checkpoint, settings.tensor_parallel, settings.pipeline_parallel, settings.quantization
+        checkpoint,
+        settings.tensor_parallel,
+        settings.pipeline_parallel,
+        settings.quantization,
+        settings.expert_parallel,
+        settings.dtype_bytes,
     )
-    lent = int(settings.memory_bytes * settings.utilization)
-    several = settings.tensor_parallel * settings.pipeline_parallel > 1
+    several = settings.gpus > 1
     context = _CONTEXT_BYTES + several * _NCCL_BYTES
-    gib = settings.memory_bytes / 2**30
     return (
-        Part(f"{settings.utilization:g} of {gib:.2f} GiB", lent, "catalogue"),
         Part("weights", -weights, "headers"),
         Part("CUDA context" + several * " and NCCL", -context, "estimate"),
         Part("activations", -activations, "estimate"),
@@ -220,11 +264,11 @@ def _activations(checkpoint: StoredCheckpoint, settings: Settings) -> int | None
     if not hidden or not vocabulary:
         return None
     inner = max((architecture.intermediate_size or 0) // settings.tensor_parallel, hidden)
-    layer = 4 * inner * tokens
-    sampling = _LOGIT * vocabulary * settings.max_num_seqs // _NUMBER + hidden * tokens
-    compiling = vocabulary * hidden // settings.tensor_parallel + 2 * hidden * tokens
-    moments = (layer, sampling) if settings.enforce_eager else (layer, sampling, compiling)
-    return _NUMBER * max(moments)
+    number = settings.dtype_bytes
+    layer = number * 4 * inner * tokens
+    sampling = _LOGIT * vocabulary * settings.max_num_seqs + number * hidden * tokens
+    compiling = number * (vocabulary * hidden // settings.tensor_parallel + 2 * hidden * tokens)
+    return max(layer, sampling) if settings.enforce_eager else max(layer, sampling, compiling)
 
 
 def _graphs(checkpoint: StoredCheckpoint, settings: Settings) -> int:
@@ -233,4 +277,5 @@ def _graphs(checkpoint: StoredCheckpoint, settings: Settings) -> int:
         return 0
     layers = max(layers_of_ranks(checkpoint.architecture.layers or 0, settings.pipeline_parallel))
     captured = min(2 * settings.max_num_seqs, _LARGEST_GRAPH)
-    return 4 * _NUMBER * (checkpoint.architecture.hidden_size or 0) * layers * captured
+    hidden = checkpoint.architecture.hidden_size or 0
+    return 4 * settings.dtype_bytes * hidden * layers * captured

@@ -251,20 +251,28 @@ def _alike(instances: Sequence[InstancePlan]) -> list[list[InstancePlan]]:
 
 
 def _server_rows(alike: Sequence[InstancePlan]) -> list[tuple[str, str]]:
-    """Servers that are alike: a line each, and once what they have in common."""
+    """Servers that are alike: a line each, and once what they have in common.
+
+    What counts for all nodes of a server stands with the one that has the API.
+    """
     rows = []
     first = alike[0]
     for instance in alike:
         devices = ",".join(str(device) for device in instance.devices) or "none"
         options = " ".join(f"{key}={value}" for key, value in instance.options.items())
         told = options if instance is first else f"else as {first.name}"
-        rows.append((f"server {instance.name}", f"{instance.url}  devices {devices}  {told}"))
+        text = f"devices {devices}  {told}"
+        if instance.has_api:
+            rows.append((f"server {instance.name}", f"{instance.url}  {text}"))
+        else:
+            rows.append((f"node of {instance.name}", text))
     if first.node:
         part = f"{first.node.rank + 1} of {len(first.node.hosts)}"
         rows.append(("  node", f"{part}: {' '.join(first.node.hosts)}"))
-    rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in first.choices]
-    rows.append(("  sampling", str(first.sampling)))
-    rows += _capacity_rows(first)
+    if first.has_api:
+        rows += [("  workload", f"{c.option} {c.value}: {c.reason}") for c in first.choices]
+        rows.append(("  sampling", str(first.sampling)))
+        rows += _capacity_rows(first)
     holders: dict[str, list[str]] = {}
     for instance in alike:
         for note in instance.notes:
@@ -299,6 +307,8 @@ def _capacity_rows(instance: InstancePlan) -> list[tuple[str, str]]:
         tokens = f"{capacity.measured_kv_tokens:,} tokens (measured; the estimate is {error} off)"
     if capacity.context:
         tokens += f", {capacity.sequences:,.1f} sequences of {capacity.context:,}"
+    if capacity.combination.data_parallel_size > 1:
+        tokens += f", in each of {capacity.combination.data_parallel_size} ranks"
     largest = f"the largest context is {capacity.largest_context:,}"
     (lent, *taken) = capacity.parts
     terms = " - ".join(

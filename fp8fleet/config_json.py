@@ -161,6 +161,9 @@ class TextModel(_Part):
     kv_lora_rank: _OptionalSize = None
     qk_rope_head_dim: _OptionalSize = None
     qk_nope_head_dim: _OptionalSize = None
+    index_topk: _OptionalSize = None
+    index_head_dim: _OptionalSize = None
+    compress_ratios: Any = None
     experts: _OptionalSize = _any_of(
         "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"
     )

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fp8fleet.architecture import FULL, SLIDING, Architecture
+from fp8fleet.architecture import FULL, SLIDING, Architecture, LayerGroup
 from fp8fleet.weights import layers_of_ranks
 
 BLOCK = 16
 """Tokens that are kept together (block_size of vLLM's CacheConfig on GPUs)."""
 _ATTENTION = (FULL, SLIDING, "chunked_attention")
-_MODEL_DTYPES = frozenset({"auto", "bfloat16", "float16"})
+_HALVES = frozenset({"bfloat16", "float16"})
+_BYTES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
+_WITH_SCALES = frozenset({"fp8_per_token_head", "int8_per_token_head"})
+_SCALE = 4
+"""Bytes of a scale beside each key's and each value's head."""
+_PACKED = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Bytes of a token's latent numbers and scales (MLAAttention.get_kv_cache_spec of vLLM)."""
+_INDEX_BLOCK = 128
+"""Numbers of a key in the index that share a scale; they have a byte each."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,14 @@ def cache_layout(
     max_num_batched_tokens: int,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    dtype_bytes: int = 2,
 ) -> CacheLayout | None:
     """What a sequence asks of the fullest GPU's cache.
 
     Keys and values of a layer take 2 x KV heads on the GPU x head dimension; multi-head latent
-    attention keeps its latent numbers once, on every GPU. Layers that share earlier layers' keys
-    and values keep none.
+    attention keeps its latent numbers once, on every GPU, and sparse attention a key of its index
+    (counted in every layer, also where some share one). Layers that share earlier layers' keys and
+    values keep none.
 
     Args:
         architecture: config.json's.
@@ -86,12 +96,12 @@ def cache_layout(
             way (max_in_flight_tokens in vllm/config/vllm.py, 0.32, with asynchronous scheduling).
         tensor_parallel: GPUs among which heads are divided, or repeated where they are fewer.
         pipeline_parallel: ranks among which layers are divided; the one with the most counts.
+        dtype_bytes: of a number of the model's dtype.
 
     Returns:
-        None: config.json does not tell layers or heads, or the dtype is not known here.
+        None: config.json does not tell layers or heads, or the cache's format is not known here.
     """
-    width = _width(kv_cache_dtype)
-    if width is None or not architecture.layers:
+    if not architecture.layers or architecture.compressed:
         return None
     most = max(layers_of_ranks(architecture.layers, pipeline_parallel))
     kept: dict[int | None, int] = {}
@@ -101,12 +111,12 @@ def cache_layout(
             unknown.append(f"{group.count} x {group.type}")
             continue
         if architecture.latent_dim:
-            numbers = architecture.latent_dim
-        elif group.kv_heads and group.head_dim:
-            numbers = 2 * -(-group.kv_heads // tensor_parallel) * group.head_dim
+            size = _latent_bytes(architecture, kv_cache_dtype, dtype_bytes)
         else:
+            size = _heads_bytes(group, kv_cache_dtype, dtype_bytes, tensor_parallel)
+        if size is None:
             return None
-        own = numbers * width * (group.count - group.kv_shared)
+        own = size * (group.count - group.kv_shared)
         kept[group.window] = kept.get(group.window, 0) + own
     layers = tuple(
         CacheLayers(-(-size * most // architecture.layers), window)
@@ -117,8 +127,39 @@ def cache_layout(
     return CacheLayout(layers, in_flight, tuple(unknown))
 
 
-def _width(kv_cache_dtype: str) -> int | None:
-    """Bytes of a number in the cache."""
-    if kv_cache_dtype in _MODEL_DTYPES:
+def _latent_bytes(architecture: Architecture, kv_cache_dtype: str, dtype_bytes: int) -> int | None:
+    """Of a token in a layer with latent attention; None: the format is not known here.
+
+    Sparse attention packs fp8 as fp8_ds_mla (_canonicalize_sparse_mla_kv_cache_dtype in
+    mla_attention.py; on Blackwell it may take less). The index: Indexer in models/deepseek_v2.py.
+    """
+    numbers, index = architecture.latent_dim or 0, architecture.index_dim
+    if index and kv_cache_dtype in _BYTES:
+        kv_cache_dtype = "fp8_ds_mla"
+    size = _PACKED.get(kv_cache_dtype)
+    if size is None:
+        width = _width(kv_cache_dtype, dtype_bytes)
+        if width is None:
+            return None
+        size = numbers * width
+    return size + (index + index // _INDEX_BLOCK * _SCALE if index else 0)
+
+
+def _heads_bytes(
+    group: LayerGroup, kv_cache_dtype: str, dtype_bytes: int, tensor_parallel: int
+) -> int | None:
+    """Of a token's keys and values in a layer, on one GPU; None: not known."""
+    scaled = kv_cache_dtype in _WITH_SCALES
+    width = 1 if scaled else _width(kv_cache_dtype, dtype_bytes)
+    if width is None or not group.kv_heads or not group.head_dim:
+        return None
+    return 2 * -(-group.kv_heads // tensor_parallel) * (group.head_dim * width + scaled * _SCALE)
+
+
+def _width(kv_cache_dtype: str, dtype_bytes: int) -> int | None:
+    """Bytes of a number in the cache; None: not a plain format."""
+    if kv_cache_dtype == "auto":
+        return dtype_bytes
+    if kv_cache_dtype in _HALVES:
         return 2
-    return 1 if kv_cache_dtype.startswith("fp8") else None
+    return 1 if kv_cache_dtype in _BYTES else None

@@ -49,6 +49,10 @@ class Combination:
     max_num_batched_tokens: Count
     max_model_len: Count | None = None
     enforce_eager: StrictBool = False
+    data_parallel_size: Count = 1
+    enable_expert_parallel: StrictBool = False
+    dtype: str = "auto"
+    """``float32``, or ``auto`` for all types of two bytes."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

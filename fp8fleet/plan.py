@@ -279,6 +279,8 @@ class CapacityPlan:
     """Of that many tokens, at once."""
     largest_context: int
     """Tokens of the longest sequence that fits and that the model takes."""
+    device_bytes: int
+    """That the server takes of a device, with its weights."""
     combination: Combination
     """What a measurement has to have in common with it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import math
 import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -308,11 +309,17 @@ class InstanceSpec(Spec):
     def _sane(self) -> InstanceSpec:
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {list(self.devices)} names one device twice")
-        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
-        if self.devices and not self.group and ranks > len(self.devices):
+        alone = self.options.get("enable-expert-parallel") is not True
+        if alone and not self.group and _stated(self.options.get("data-parallel-size")) > 1:
+            raise ValueError(
+                "option 'data-parallel-size': without enable-expert-parallel a server's ranks share"
+                " nothing: list more instances in its place, Nginx shares the load among them"
+            )
+        if self.devices and not self.group and self.ranks > len(self.devices):
             size = f"tensor_parallel_size {self.tensor_parallel_size}"
             if self.pipeline_parallel_size > 1:
                 size += f" x pipeline_parallel_size {self.pipeline_parallel_size}"
+            size += "".join(f" x {key} {count}" for key, count in self._group_sizes.items())
             raise ValueError(
                 f"{size} needs as many devices,"
                 f" {len(self.devices)} are listed: list more or lower it"
@@ -327,6 +334,34 @@ class InstanceSpec(Spec):
             raise ValueError(f"option {owned[0]!r} is set from {OWNED_OPTIONS[owned[0]]}")
         return self
 
+    @property
+    def _group_sizes(self) -> dict[str, int]:
+        """Options that make several groups of devices of a server, with how many on this host."""
+        own = "data-parallel-size-local"
+        local = own if own in self.options else "data-parallel-size"
+        if "data-parallel-rank" in self.options:
+            local = ""  # a rank alone; the others are servers elsewhere
+        sizes = {key: _stated(self.options.get(key)) for key in (local, _CONTEXT_PARALLEL)}
+        return {key: size for key, size in sizes.items() if size > 1}
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the server, each with a device of its own.
+
+        Source: world_size and data_parallel_size_local in vllm/config/parallel.py.
+        """
+        groups = math.prod(self._group_sizes.values())
+        return self.tensor_parallel_size * self.pipeline_parallel_size * groups
+
+
+_CONTEXT_PARALLEL = "prefill-context-parallel-size"
+
+
+def _stated(value: Option) -> int:
+    """A size in the options, 1 where there is none; others than numbers are judged elsewhere."""
+    text = str(value)
+    return max(int(text), 1) if re.fullmatch(r"[0-9]{1,9}", text) else 1
+
 
 OWNED_OPTIONS = {
     "model": "model_manifest",
@@ -334,6 +369,7 @@ OWNED_OPTIONS = {
     "host": "service_address",
     "port": "the instance's port",
     "api-key": "api_key",
+    "hf-token": "model_token",
     "tensor-parallel-size": "the instance's tensor_parallel_size",
     "pipeline-parallel-size": "the instance's pipeline_parallel_size",
     "nnodes": "the instance's group",
@@ -349,6 +385,8 @@ OWNED_OPTIONS = {
 
 OWNED_VARIABLES = {
     "VLLM_API_KEY": "api_key",
+    "HF_TOKEN": "model_token",
+    "HUGGING_FACE_HUB_TOKEN": "model_token",
     "CUDA_VISIBLE_DEVICES": "the instances' devices",
     "ASCEND_RT_VISIBLE_DEVICES": "the instances' devices",
 }

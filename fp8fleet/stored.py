@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from fp8fleet.headers import Header, Tensor
 from fp8fleet.jsonfile import JsonError, parse_python_json, read_regular
 from fp8fleet.schemes import Quantization, read_quantization
 from fp8fleet.tensor_parallel import module_of
+
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 # Compared by identity, so that what is computed of one can be kept.
@@ -26,6 +30,24 @@ class StoredCheckpoint:
     """Of all shards, by name."""
     tied: bool
     """Whether the output layer is the embedding, stored once."""
+
+    @functools.cached_property
+    def alike(self) -> Mapping[str, int]:
+        """The tensors without those that differ in the expert's number alone, with their count.
+
+        A model of 90,000 tensors has some 2,000 of them.
+        """
+        counts: dict[tuple[str, str, tuple[int, ...]], tuple[str, int]] = {}
+        for name, tensor in self.tensors.items():
+            key = (_EXPERT.sub(".experts.", name), tensor.dtype, tensor.shape)
+            first, count = counts.get(key, (name, 0))
+            counts[key] = first, count + 1
+        return dict(counts.values())
+
+    @property
+    def different_tensors(self) -> Mapping[str, Tensor]:
+        """The tensors, of experts that are alike those of the first."""
+        return {name: self.tensors[name] for name in self.alike}
 
 
 def stored_checkpoint(config: Mapping[str, Any], headers: Mapping[str, Header]) -> StoredCheckpoint:

@@ -13,6 +13,8 @@ from fp8fleet.schemes import Quantization
 LARGEST = 64
 LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 """Finds a layer's number in a tensor's name."""
+EXPERTS = ".experts."
+"""In the names of routed experts' tensors."""
 _USUAL = (1, 2, 4, 8, 16)
 _TOWERS = ("vision", "visual", "audio", "image", "multi_modal", "mm_")
 """In the names of modules that are not the language model."""
@@ -61,6 +63,7 @@ def tensor_parallel(
     quantization: Quantization,
     tensors: Mapping[str, Tensor],
     asked: tuple[int, ...] = (),
+    whole_experts: bool = False,
 ) -> TensorParallel:
     """Try the sizes that are usual or divide the heads, and those that are asked for.
 
@@ -69,11 +72,17 @@ def tensor_parallel(
     (QKVParallelLinear); every GPU's part of a block-quantized matrix made of whole blocks
     (validate_fp8_block_shape and validate_fp8_block_shape_moe in fp8_utils.py; since 0.13 fused
     layers of DeepSeek's layout may deviate, which is not counted on here).
+
+    Args:
+        asked: sizes to try beyond the usual ones.
+        whole_experts: whether every GPU has whole experts (enable-expert-parallel), so that these
+            are not cut.
     """
     heads = architecture.heads
     if not heads or not tensors:
         return TensorParallel((), {})
-    cuts = _cuts(architecture, quantization, tensors)
+    cut = {n: t for n, t in tensors.items() if EXPERTS not in n} if whole_experts else tensors
+    cuts = _cuts(architecture, quantization, cut)
     candidates = {n for n in range(1, LARGEST + 1) if heads % n == 0} | {*_USUAL, *asked}
     refused = {}
     for size in sorted(candidates):

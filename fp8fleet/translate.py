@@ -25,9 +25,6 @@ from fp8fleet.serve_options import (
 )
 from fp8fleet.spec import OWNED_OPTIONS, OWNED_VARIABLES
 
-SECRET_OPTIONS = {"hf-token": "model_token"}
-"""Options whose value is a secret and that the inventory does not have; what takes their place."""
-
 EXPECTED = "expected `vllm serve MODEL ...` or `python -m vllm.entrypoints.openai.api_server ...`"
 _ROUNDS = 3
 """What stands in the place of a wrong option is judged again."""
@@ -281,14 +278,13 @@ class _Reader:
         full = self._full(head)
         known = self._table.names.get(full)
         owner = OWNED_OPTIONS.get(known or full)
-        if owner or (known or full) in SECRET_OPTIONS:
+        if owner:
             self._words_of(full, value, rest)
             if full == "model":  # as where it stands by its place: every line names one
                 self._model = True
                 return
-            place = owner or SECRET_OPTIONS[known or full]
-            message = f"option {full!r}: the inventory sets it from {place}"
-            _note(self._done, "inventory", message, f"set {place}")
+            message = f"option {full!r}: the inventory sets it from {owner}"
+            _note(self._done, "inventory", message, f"set {owner}")
             return
         words = self._words_of(full, value, rest)
         if keys:

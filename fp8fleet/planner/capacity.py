@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fp8fleet import catalog
+from fp8fleet.architecture import shared_layers_problem
 from fp8fleet.capacity import Capacity, Settings, estimate
 from fp8fleet.errors import OperatorError
 from fp8fleet.jsonfile import shown
 from fp8fleet.manifest import Manifest
-from fp8fleet.measured import Combination, Measurement, measured_tokens
+from fp8fleet.measured import MEASURED, Combination, Measurement, measured_tokens
 from fp8fleet.plan import CapacityPlan, InstancePlan
+from fp8fleet.planner.budget import memory_fraction
 from fp8fleet.spec import HostSpec
 from fp8fleet.stored import StoredCheckpoint
 from fp8fleet.tensor_parallel import TensorParallel, has_attention, tensor_parallel
@@ -22,13 +24,22 @@ from fp8fleet.tensor_parallel import TensorParallel, has_attention, tensor_paral
 _ELSEWHERE = (
     "cpu-offload-gb",
     "decode-context-parallel-size",
+    "enable-eplb",
     "enable-lora",
     "hf-overrides",
+    "num-gpu-blocks-override",
+    "prefill-context-parallel-size",
+    "quantization-config",
     "speculative-config",
 )
 """Options with which memory is used otherwise than the estimate knows."""
 _WITH_UNITS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([kmgtKMGT]?)")
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_GIB = 1 << 30
+_BOUND = 2
+"""Times that a measured size is off the estimate at most; the estimates are off by percents."""
+_SINGLE = ("float", "float32")
+"""Values of vLLM's dtype with four bytes."""
 
 
 def with_capacity(
@@ -36,7 +47,7 @@ def with_capacity(
     instance: InstancePlan,
     manifest: Manifest,
     checkpoint: StoredCheckpoint | None,
-    measured: Iterable[Measurement],
+    measured: Sequence[Measurement],
     devices: int | None,
 ) -> InstancePlan:
     """A server with what its KV cache holds, or with the reason why that is not known.
@@ -48,13 +59,12 @@ def with_capacity(
         OperatorError: the model cannot be divided among that many devices, or does not fit.
     """
     settings = settings_of(spec, instance.options, instance.name)
-    _check_devices(spec, instance, settings)
+    _check_cache(instance.name, settings)
     if checkpoint is None:
         why = "models/ has no config.json and headers.json of the model"
         return _unknown(spec, instance, why)
-    _check_heads(spec, checkpoint)
     _check_pipeline(instance.name, checkpoint, settings.pipeline_parallel)
-    _check_tensor_parallel(instance.name, checkpoint, settings.tensor_parallel)
+    _check_tensor_parallel(instance.name, checkpoint, settings)
     for option in _ELSEWHERE:
         if instance.options.get(option):
             return _unknown(spec, instance, f"{option} uses memory in other ways")
@@ -62,10 +72,15 @@ def with_capacity(
         return _unknown(spec, instance, f"the catalogue has no memory of {spec.accelerator}")
     capacity = estimate(checkpoint, settings)
     if capacity is None:
-        return _unknown(spec, instance, "config.json or kv-cache-dtype does not tell enough")
+        why = "config.json, kv-cache-dtype or quantization does not tell enough"
+        return _unknown(spec, instance, why)
     combination = _combination(spec, manifest, settings, capacity)
     tokens = measured_tokens(measured, combination, capacity.layout.uniform)
-    capacity = replace(capacity, measured_kv_tokens=tokens)
+    doubt = _doubt(spec, instance.name, capacity, tokens)
+    if doubt:
+        instance = replace(instance, notes=(*instance.notes, doubt))
+    else:
+        capacity = replace(capacity, measured_kv_tokens=tokens)
     if _is_automatic(instance.options.get("max-model-len")):
         capacity = replace(capacity, context=capacity.largest_context() or capacity.context)
     if not capacity.fits:
@@ -103,23 +118,16 @@ def settings_of(spec: HostSpec, options: Mapping[str, Any], name: str) -> Settin
         OperatorError: an option has a value that vLLM would refuse.
     """
     accelerator = catalog.accelerators()[spec.accelerator or "cpu"]
-    release = catalog.releases()[spec.engine_release or ""]
 
     def count(option: str, default: int | None) -> int | None:
         return _count(name, option, options.get(option), default)
 
-    share = options.get("gpu-memory-utilization", release.gpu_memory_utilization)
-    if type(share) not in (int, float) or not 0 < share <= 1:
-        raise OperatorError(
-            f"instances: {name}: gpu-memory-utilization is {shown(share)}, expected a share of each"
-            " device's memory above 0 and up to 1"
-        )
     length = options.get("max-model-len")
     quantization = options.get("quantization")
     budget = count("max-num-batched-tokens", None) or accelerator.batched_tokens
     return Settings(
         memory_bytes=accelerator.engine_bytes or 0,
-        utilization=float(share),
+        utilization=memory_fraction(spec, options, name),
         # vLLM's default is never above the tokens of a step
         max_num_seqs=count("max-num-seqs", None) or min(accelerator.sequences, budget),
         max_num_batched_tokens=budget,
@@ -130,6 +138,9 @@ def settings_of(spec: HostSpec, options: Mapping[str, Any], name: str) -> Settin
         enforce_eager=options.get("enforce-eager") is True,
         kv_cache_memory_bytes=count("kv-cache-memory-bytes", None),
         quantization=str(quantization) if quantization else None,
+        data_parallel=count("data-parallel-size", 1) or 1,
+        dtype_bytes=4 if options.get("dtype") in _SINGLE else 2,
+        whole_experts=options.get("enable-expert-parallel") is True,
     )
 
 
@@ -156,30 +167,33 @@ def _count(name: str, option: str, value: Any, default: int | None) -> int | Non
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def _check_devices(spec: HostSpec, instance: InstancePlan, settings: Settings) -> None:
-    """A server that is spread over hosts has devices elsewhere."""
-    spread = instance.options.get("distributed-executor-backend") == "ray"
-    spread |= any(i.group for i in spec.instances if i.name == instance.name)
-    if not instance.devices or spread:
-        return
-    asked = settings.tensor_parallel * settings.pipeline_parallel
-    if asked > len(instance.devices):
+def check_config(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
+    """Refuse a config.json with which no size can be computed.
+
+    Raises:
+        OperatorError: the headers have attention but config.json no heads, or no layer keeps keys.
+    """
+    architecture = checkpoint.architecture
+    shared, layers = architecture.kv_shared_layers, architecture.layers
+    why = None
+    if not architecture.heads and has_attention(checkpoint.tensors):
+        why = "num_attention_heads is missing or no number, though the headers have attention"
+    elif layers and shared >= layers:
+        why = shared_layers_problem(shared, layers)
+    if why:
         raise OperatorError(
-            f"instances: {instance.name}: tensor-parallel-size {settings.tensor_parallel} x"
-            f" pipeline-parallel-size {settings.pipeline_parallel} needs {asked} devices,"
-            f" {len(instance.devices)} are listed: list more or lower one"
+            f"config.json beside {spec.model_manifest}: {why}: take config.json from the"
+            " checkpoint's publisher, and create the manifest from it"
         )
 
 
-def _check_heads(spec: HostSpec, checkpoint: StoredCheckpoint) -> None:
-    """The headers have attention, so that config.json has to have heads."""
-    if checkpoint.architecture.heads:
-        return
-    if has_attention(checkpoint.tensors):
+def _check_cache(name: str, settings: Settings) -> None:
+    """Also where the weights are not known a cache is no larger than the device."""
+    cache, memory = settings.kv_cache_memory_bytes, settings.memory_bytes
+    if cache and memory and cache > memory:
         raise OperatorError(
-            f"config.json beside {spec.model_manifest}: num_attention_heads is missing or no"
-            " number, though the headers have attention: take config.json from the checkpoint's"
-            " publisher, and create the manifest from it"
+            f"instances: {name}: kv-cache-memory-bytes is {cache / _GIB:.1f} GiB, a device has"
+            f" {memory / _GIB:.1f} GiB for it and the weights: lower it"
         )
 
 
@@ -192,10 +206,11 @@ def _check_pipeline(name: str, checkpoint: StoredCheckpoint, ranks: int) -> None
         )
 
 
-def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, size: int) -> None:
+def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, settings: Settings) -> None:
+    size = settings.tensor_parallel
     if size == 1:
         return
-    found = _tensor_parallel(checkpoint, size)
+    found = _tensor_parallel(checkpoint, size, settings.whole_experts)
     if (found.sizes or found.refused) and size not in found.sizes:
         sizes = ", ".join(map(str, found.sizes)) or "none"
         raise OperatorError(
@@ -205,9 +220,15 @@ def _check_tensor_parallel(name: str, checkpoint: StoredCheckpoint, size: int) -
 
 
 @functools.lru_cache(maxsize=256)
-def _tensor_parallel(checkpoint: StoredCheckpoint, asked: int) -> TensorParallel:
+def _tensor_parallel(
+    checkpoint: StoredCheckpoint, asked: int, whole_experts: bool
+) -> TensorParallel:
     return tensor_parallel(
-        checkpoint.architecture, checkpoint.quantization, checkpoint.tensors, (asked,)
+        checkpoint.architecture,
+        checkpoint.quantization,
+        checkpoint.different_tensors,
+        (asked,),
+        whole_experts,
     )
 
 
@@ -276,7 +297,8 @@ def _fits(checkpoint: StoredCheckpoint, settings: Settings) -> bool:
 
 def _sizes_that_fit(checkpoint: StoredCheckpoint, settings: Settings) -> list[int]:
     """Larger tensor-parallel sizes with which the asked context fits, the smallest first."""
-    sizes = _tensor_parallel(checkpoint, settings.tensor_parallel).sizes
+    own = settings.tensor_parallel
+    sizes = _tensor_parallel(checkpoint, own, settings.whole_experts).sizes
     larger = (size for size in sizes if size > settings.tensor_parallel)
     return [size for size in larger if _fits(checkpoint, replace(settings, tensor_parallel=size))]
 
@@ -289,6 +311,23 @@ def _unknown(spec: HostSpec, instance: InstancePlan, why: str) -> InstancePlan:
     if spec.vendor == "cpu":
         return instance
     return replace(instance, capacity_unknown=why)
+
+
+def _doubt(spec: HostSpec, name: str, capacity: Capacity, tokens: int | None) -> str | None:
+    """A warning where what was measured cannot be of this server.
+
+    The estimate is no measure where a state of unknown size is kept too.
+    """
+    bound = capacity.kv_tokens
+    if tokens is None or not bound or capacity.layout.unknown:
+        return None
+    if bound <= _BOUND * tokens and tokens <= _BOUND * bound:
+        return None
+    return (
+        f"warning: {MEASURED} beside {spec.model_manifest}: the entry of {name}'s settings has"
+        f" kv_tokens = {tokens:,}, the estimate is {bound:,}, which counts: correct the entry, or"
+        " remove it and measure anew"
+    )
 
 
 def _combination(
@@ -309,6 +348,9 @@ def _combination(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=capacity.context,
         enforce_eager=settings.enforce_eager,
+        data_parallel_size=settings.data_parallel,
+        enable_expert_parallel=settings.whole_experts,
+        dtype="float32" if settings.dtype_bytes > 2 else "auto",
     )
 
 
@@ -323,5 +365,6 @@ def _plan(capacity: Capacity, combination: Combination) -> CapacityPlan:
         context=context,
         sequences=round(capacity.sequences(context), 2) if context else None,
         largest_context=capacity.largest_context(),
+        device_bytes=capacity.device_bytes,
         combination=combination,
     )

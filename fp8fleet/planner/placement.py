@@ -90,13 +90,13 @@ def placements(spec: HostSpec, topology: Topology | None) -> tuple[Placement, ..
 
 
 def _asked(instance: InstanceSpec) -> Asked:
-    group, stages = instance.tensor_parallel_size, instance.pipeline_parallel_size
+    group = instance.tensor_parallel_size
     if instance.group:
         # this host has a part of the server's devices, all of them listed
         count = len(instance.devices)
         part = group if count % group == 0 else count
         return Asked(count, part, instance.devices, instance.name)
-    return Asked(group * stages, group, instance.devices, instance.name)
+    return Asked(instance.ranks, group, instance.devices, instance.name)
 
 
 def _binding(

@@ -62,7 +62,12 @@ def _environment_space(environment: EnvironmentPlan, size: int) -> Space:
 
 def _devices(spec: HostSpec, instance: InstancePlan) -> Devices:
     ranks = instance.options["tensor-parallel-size"]
-    return Devices(instance.name, instance.devices, ranks, memory_fraction(spec, instance))
+    return Devices(
+        instance.name,
+        instance.devices,
+        ranks,
+        memory_fraction(spec, instance.options, instance.name),
+    )
 
 
 def _ports(own: Serving | None, proxy: ProxyPlan | None) -> tuple[PlannedPort, ...]:

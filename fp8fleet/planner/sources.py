@@ -19,8 +19,8 @@ from fp8fleet.locks import Lock, pinned_part, read_lock
 from fp8fleet.manifest import TORRENT, Manifest, load_manifest
 from fp8fleet.measured import MEASURED, read_measured
 from fp8fleet.plan import InstancePlan
-from fp8fleet.planner.budget import check_shared_devices
-from fp8fleet.planner.capacity import with_capacity
+from fp8fleet.planner.budget import check_device_memory, check_shared_devices
+from fp8fleet.planner.capacity import check_config, with_capacity
 from fp8fleet.planner.environments import engine_environment
 from fp8fleet.planner.limits import check_limits
 from fp8fleet.planner.placement import declared_devices, placements
@@ -53,8 +53,10 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         lock = read_lock(root / spec.engine_requirements)
         warnings = _check_options(spec, lock, checkpoint_of(path, manifest))
         topology = declared_devices(spec, root)
-        headers = _headers(path)
+        headers = _headers(path, manifest)
         checkpoint = _checkpoint(path)
+        if checkpoint:
+            check_config(spec, checkpoint)
         model = Model(_config(path), checkpoint)
         decision = decide(spec, model, target, topology, root)
         for declared in decision.spec.instances:
@@ -87,6 +89,7 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
             )
             for instance in planned
         )
+        check_device_memory(spec, instances)
         return Serving(
             release,
             lock,
@@ -127,11 +130,18 @@ def _torrent(manifest: Path) -> bytes | None:
         raise OperatorError(f"{path}: cannot be read: {error}") from None
 
 
-def _headers(manifest: Path) -> bytes | None:
+def _headers(manifest_path: Path, manifest: Manifest) -> bytes | None:
     """The headers that are stored beside a manifest; None: there are none."""
-    path = manifest.with_name(HEADERS)
+    path = manifest_path.with_name(HEADERS)
     try:
-        _read_headers(path, *_version(path))
+        stored = _read_headers(path, *_version(path))
+        shards = [file.path for file in manifest.files if file.path.endswith(".safetensors")]
+        missing = [shard for shard in shards if shard not in stored]
+        if missing:
+            raise OperatorError(
+                f"{path}: lacks the headers of {len(missing)} of the {len(shards)} shards in"
+                f" {manifest_path.name}, such as {missing[0]}: create the manifest anew"
+            )
         return path.read_bytes()
     except FileNotFoundError:
         return None
@@ -172,8 +182,9 @@ def _read_headers(path: Path, mtime_ns: int, size: int) -> dict[str, Header]:
 @functools.cache
 def _read_checkpoint(
     headers: Path, config: Path, versions: tuple[tuple[int, int], ...]
-) -> StoredCheckpoint:
-    return stored_checkpoint(read_config(config), _read_headers(headers, *versions[0]))
+) -> StoredCheckpoint | None:
+    stored = _read_headers(headers, *versions[0])
+    return stored_checkpoint(read_config(config), stored) if stored else None
 
 
 def _target_of(spec: HostSpec, manifest: Manifest) -> Target:

@@ -235,7 +235,8 @@ def _with_servers(
 @functools.lru_cache(maxsize=64)
 def _sizes(checkpoint: StoredCheckpoint) -> tuple[int, ...]:
     """Those that work; 1 does where the headers do not tell."""
-    found = tensor_parallel(checkpoint.architecture, checkpoint.quantization, checkpoint.tensors)
+    tensors = checkpoint.different_tensors
+    found = tensor_parallel(checkpoint.architecture, checkpoint.quantization, tensors)
     return found.sizes or (1,)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -9,10 +10,11 @@ from typing import Any
 
 import eight_b
 import pytest
-from fleets import Site, fp8fleet, refusal
+from checkpoints import linear
+from fleets import DIGEST, Site, fp8fleet, refusal
 
 from fp8fleet import catalog
-from fp8fleet.architecture import longest_context, read_architecture
+from fp8fleet.architecture import config_problems, longest_context, read_architecture
 from fp8fleet.capacity import Capacity, Settings, estimate
 from fp8fleet.headers import headers_text
 from fp8fleet.kv_cache import CacheLayout, cache_layout
@@ -683,6 +685,20 @@ def test_a_config_json_without_heads_is_refused(served: Site) -> None:
     assert "take config.json from the checkpoint's publisher" in message
 
 
+@pytest.mark.parametrize("shared", [32, 200])
+@pytest.mark.parametrize("workload", [None, "chat"])
+def test_more_shared_layers_than_there_are_to_share_with_are_refused(
+    served: Site, shared: int, workload: str | None
+) -> None:
+    values = eight_b.config("ct-block") | {"num_kv_shared_layers": shared}
+    served.file("models/tiny/config.json", json.dumps(values))
+    served.serving["workload"] = workload
+    message = served.refusal()
+    assert f"num_kv_shared_layers is {shared}, expected fewer than the model's 32" in message
+    assert "take config.json from the checkpoint's publisher" in message
+    assert [p.key for p in config_problems(values)[0]] == ["num_kv_shared_layers"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -729,3 +745,218 @@ def test_a_value_that_vllm_would_refuse_is_refused(served: Site, option: str, va
     assert message.startswith(f"instances: main: {name} is ")
     assert "expected a" in message
     assert len(message) < 250
+
+
+# --- ranks, experts and devices -----------------------------------------------------------------
+
+
+def experts(count: int = 8, inner: int = 192) -> StoredCheckpoint:
+    """A small FP8-block model with experts that are two 128-blocks less a half wide."""
+    return eight_b.of(*mixture(count, inner))
+
+
+def mixture(count: int = 8, inner: int = 192) -> tuple[dict[str, Any], dict[str, Any]]:
+    specs = eight_b.tensors("deepseek")
+    for layer, expert in itertools.product(range(32), range(count)):
+        module = f"model.layers.{layer}.mlp.experts.{expert}"
+        specs |= linear(f"{module}.gate_proj", inner, 4096, "deepseek")
+        specs |= linear(f"{module}.up_proj", inner, 4096, "deepseek")
+        specs |= linear(f"{module}.down_proj", 4096, inner, "deepseek")
+    return eight_b.config("deepseek") | {"num_experts": count}, specs
+
+
+def test_whole_experts_are_divided_among_all_gpus_and_the_rest_is_not() -> None:
+    one = weights_per_gpu(experts(8))
+    dense = weights_per_gpu(EIGHT_B["deepseek"])
+    assert weights_per_gpu(experts(8), expert_parallel=8) - dense == (one - dense) // 8
+    assert weights_per_gpu(experts(8), expert_parallel=3) - dense == (one - dense) * 3 // 8
+
+
+def test_experts_that_are_alike_are_looked_at_once() -> None:
+    few, many = experts(2), experts(8)
+    assert len(few.tensors) < len(many.tensors)
+    assert len(few.different_tensors) == len(many.different_tensors)
+    assert sum(many.alike.values()) == len(many.tensors)
+
+
+def test_a_size_that_would_cut_experts_blocks_works_with_whole_experts(served: Site) -> None:
+    config, specs = mixture()
+    headers = headers_text({"model.safetensors": eight_b.header(specs)})
+    served.file("models/tiny/headers.json", headers)
+    served.file("models/tiny/config.json", json.dumps(config))
+    instance(served, 2, 2)
+    assert "experts.0.gate_proj.weight: 96 of 192 a GPU are no whole blocks" in served.refusal()
+    instance(served, 2, 2, enable_expert_parallel=True)
+    assert planned(served).combination.enable_expert_parallel
+
+
+def test_ranks_that_share_experts_take_devices_and_each_has_a_cache(served: Site) -> None:
+    parallel: dict[str, Any] = {"enable_expert_parallel": True, "data_parallel_size": 4}
+    instance(served, 2, **parallel)
+    message = served.refusal()
+    assert "tensor_parallel_size 1 x data-parallel-size 4 needs as many devices" in message
+    instance(served, 4, **parallel)
+    assert planned(served).combination.data_parallel_size == 4
+    ran = fp8fleet("plan", served.inventory(), cwd=served.root)
+    assert "sequences of 131,072, in each of 4 ranks; the largest" in ran.out
+
+
+def test_ranks_of_one_server_that_share_nothing_are_refused_with_servers_in_their_place(
+    served: Site,
+) -> None:
+    for devices in (1, 4):
+        instance(served, devices, data_parallel_size=4)
+        assert "list more instances in its place, Nginx shares the load" in served.refusal()
+
+
+@pytest.mark.parametrize(
+    ("local", "devices"),
+    [({}, 4), ({"data_parallel_size_local": 2}, 2), ({"data_parallel_rank": 0}, 1)],
+)
+def test_as_many_devices_are_chosen_as_ranks_are_on_the_host(
+    served: Site, local: dict[str, Any], devices: int
+) -> None:
+    served.serving["device_count"] = 8
+    instance(served, 0, enable_expert_parallel=True, data_parallel_size=4, **local)
+    (server,) = served.host_plan().instances
+    assert len(server.devices) == devices
+
+
+def test_context_parallel_ranks_take_devices_and_their_cache_is_unknown(served: Site) -> None:
+    instance(served, 1, prefill_context_parallel_size=2)
+    assert "x prefill-context-parallel-size 2 needs as many devices" in served.refusal()
+    instance(served, 2, prefill_context_parallel_size=2)
+    (server,) = served.host_plan().instances
+    assert server.capacity_unknown == "prefill-context-parallel-size uses memory in other ways"
+
+
+# --- what a device has ---------------------------------------------------------------------------
+
+
+def shared(site: Site, *options: dict[str, Any]) -> None:
+    """Servers on device 0."""
+    site.serving["instances"] = [
+        {"name": f"s{n}", "port": 8000 + n, "devices": [0], "options": own}
+        for n, own in enumerate(options)
+    ]
+
+
+def test_a_cache_of_a_set_size_has_to_be_there_beside_the_weights(served: Site) -> None:
+    shared(served, {"kv-cache-memory-bytes": "135G"})
+    message = served.refusal()
+    assert "device 0 has 139.8 GiB, of which s0 146.1 (kv-cache-memory-bytes and the" in message
+    assert message.endswith("lower kv-cache-memory-bytes of s0")
+
+
+@pytest.mark.parametrize("more", [{}, {"enable-lora": True}])
+def test_a_cache_larger_than_the_device_is_refused_whatever_is_known_beside(
+    served: Site, more: dict[str, Any]
+) -> None:
+    shared(served, {"kv-cache-memory-bytes": "500G", **more})
+    message = served.refusal()
+    assert "s0: kv-cache-memory-bytes is 500.0 GiB, a device has 139.8 GiB" in message
+
+
+def test_caches_of_servers_that_share_a_device_are_added(served: Site) -> None:
+    half = {"gpu-memory-utilization": 0.5}
+    sized = {**half, "kv-cache-memory-bytes": "60G"}
+    shared(served, sized, half)
+    assert "s0 71.1 (kv-cache-memory-bytes and the weights) and s1 69.9 (gpu" in served.refusal()
+    shared(served, {**half, "kv-cache-memory-bytes": "40G"}, half)
+    assert [i.capacity is not None for i in served.host_plan().instances] == [True, True]
+
+
+def test_a_share_in_quotes_is_refused_with_the_number_to_write(served: Site) -> None:
+    shared(served, {"gpu-memory-utilization": "0.9"}, {"gpu-memory-utilization": "0.9"})
+    message = served.refusal()
+    assert "s0: gpu-memory-utilization is '0.9'" in message
+    assert message.endswith("write 0.9 without quotes")
+
+
+# --- types ---------------------------------------------------------------------------------------
+
+
+def test_single_precision_takes_twice_the_bytes_for_weights_and_cache(site: Site) -> None:
+    store(site, "none")
+    site.serving["accelerator"] = "h200-141g"
+    instance(site, dtype="half")
+    half = planned(site)
+    instance(site, dtype="float32")
+    single = planned(site)
+    assert single.parts[1].bytes == 2 * half.parts[1].bytes
+    assert single.kv_bytes / single.kv_tokens == pytest.approx(
+        2 * half.kv_bytes / half.kv_tokens, rel=1e-3
+    )
+    assert (half.combination.dtype, single.combination.dtype) == ("auto", "float32")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [("fp8_per_block", 8), ("mxfp8", 8.25), ("mxfp4", 4.25), ("int8_per_channel_weight_only", 16)],
+)
+def test_quantization_while_loading_reduces_linear_layers_by_its_bits(
+    quantization: str, bits: float
+) -> None:
+    ends = 2 * 1024 * 512 * 2 + 5 * 512 * 2  # embedding, output layer, norms
+    layers = weights_per_gpu(small()) - ends
+    online = weights_per_gpu(small(), quantization=quantization) - ends
+    assert online == layers * bits / 16
+
+
+def test_a_quantization_of_unknown_effect_leaves_the_cache_unknown() -> None:
+    assert estimate(EIGHT_B["none"], settings(quantization="torchao")) is None
+
+
+MLA = {**eight_b.CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+SPARSE = {**MLA, "index_topk": 2048, "index_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        (MLA, "auto", 1152),
+        (MLA, "fp8", 576),
+        (MLA, "fp8_ds_mla", 656),
+        (MLA, "nvfp4_ds_mla", 352),
+        (SPARSE, "auto", 1152 + 132),
+        (SPARSE, "fp8", 656 + 132),
+        (eight_b.CONFIG, "fp8", 2048),
+        (eight_b.CONFIG, "fp8_per_token_head", 2048 + 2 * 8 * 4),
+        (eight_b.CONFIG, "int8_per_token_head", 2048 + 2 * 8 * 4),
+    ],
+)
+def test_a_token_takes_the_bytes_of_the_caches_format(
+    values: dict[str, Any], dtype: str, expected: int
+) -> None:
+    assert layout_of(values, dtype=dtype).bytes_per_token == 32 * expected
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (eight_b.CONFIG, "fp8_ds_mla"),
+        (eight_b.CONFIG, "int4_per_token_head"),
+        ({**MLA, "compress_ratios": [4, 128]}, "fp8"),
+    ],
+)
+def test_a_format_that_is_not_known_makes_no_claim(values: dict[str, Any], dtype: str) -> None:
+    assert cache_layout(read_architecture(values), dtype, 8192) is None
+
+
+# --- headers of some shards ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [0, 1])
+def test_headers_that_lack_shards_of_the_manifest_are_refused(served: Site, stored: int) -> None:
+    manifest = served.root / "models/tiny/manifest.toml"
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    entries = [f'\n[[files]]\npath = "{n}"\nsize = 9\nsha256 = "{DIGEST}"\n' for n in names]
+    manifest.write_text(manifest.read_text() + "".join(entries))
+    header = eight_b.header(eight_b.tensors("ct-block"))
+    text = headers_text(dict.fromkeys(names[:stored], header))
+    served.file("models/tiny/headers.json", text)
+    message = served.refusal()
+    assert f"headers.json: lacks the headers of {2 - stored} of the 2 shards in" in message
+    assert message.endswith(f"such as {names[stored]}: create the manifest anew")
+    served.file("models/tiny/headers.json", headers_text(dict.fromkeys(names, header)))
+    assert planned(served).kv_tokens

@@ -424,10 +424,23 @@ def test_a_python_version_written_as_a_number_is_refused_with_its_group(site: Si
     assert "group serving: engine_python: write it in quotes" in site.refusal()
 
 
-def test_a_key_pasted_as_an_option_is_refused_and_not_repeated(site: Site) -> None:
-    site.serving["instances"] = [{"name": "m", "port": 8000, "options": {"api-key": PASTED}}]
+@pytest.mark.parametrize(("option", "key"), [("api-key", "api_key"), ("hf-token", "model_token")])
+def test_a_secret_pasted_as_an_option_is_refused_and_not_repeated(
+    site: Site, option: str, key: str
+) -> None:
+    site.serving["instances"] = [{"name": "m", "port": 8000, "options": {option: PASTED}}]
     message = site.refusal()
-    assert "option 'api-key' is set from api_key" in message
+    assert f"option {option!r} is set from {key}" in message
+    assert PASTED not in message
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_hubs_token_pasted_as_a_variable_is_refused_and_not_repeated(
+    site: Site, variable: str
+) -> None:
+    site.serving["engine_environment"] = {variable: PASTED}
+    message = site.refusal()
+    assert f"engine_environment: {variable} is set from model_token" in message
     assert PASTED not in message
 
 

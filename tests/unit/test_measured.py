@@ -178,3 +178,20 @@ def test_a_wrong_file_beside_the_manifest_is_refused(served: Site) -> None:
     message = served.refusal()
     assert "gpu-1" in message
     assert "models/tiny/measured.toml: entry 1: model is missing" in message
+
+
+@pytest.mark.parametrize("tokens", [1, 480_000, 1_930_000, 10**18])
+def test_a_size_far_from_the_estimate_is_told_and_does_not_count(served: Site, tokens: int) -> None:
+    served.file("models/tiny/measured.toml", ENTRY.replace("962560", str(tokens)))
+    (server,) = served.host_plan().instances
+    assert server.capacity
+    assert server.capacity.measured_kv_tokens is None
+    (note,) = (note for note in server.notes if "measured" in note)
+    assert note.startswith("warning: measured.toml beside models/tiny/manifest.toml: the entry of")
+    assert f"kv_tokens = {tokens:,}, the estimate is 962,768, which counts" in note
+
+
+@pytest.mark.parametrize("tokens", [490_000, 1_920_000])
+def test_a_size_within_twice_the_estimate_counts(served: Site, tokens: int) -> None:
+    served.file("models/tiny/measured.toml", ENTRY.replace("962560", str(tokens)))
+    assert planned(served).measured_kv_tokens == tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import DIGEST, GATEWAY, INSTANCE, Site, file_text, lock_text
+from fleets import DIGEST, GATEWAY, INSTANCE, Site, file_text, fp8fleet, lock_text
 
 from fp8fleet import node
 from fp8fleet.inventory import load_fleet
@@ -343,3 +343,12 @@ def test_a_host_may_have_a_server_of_its_own_beside_its_node(pair: Site) -> None
     assert proxy.upstreams == ("127.0.0.1:8001",)
     servers: tuple[InstancePlan, ...] = plan["gpu-2"].servers
     assert [instance.name for instance in servers] == ["main"]
+
+
+def test_a_node_without_the_api_is_shown_as_a_node_and_the_capacity_once(pair: Site) -> None:
+    ran = fp8fleet("plan", pair.inventory(), cwd=pair.root)
+    first, second = ran.out.split("gpu-2  ")
+    assert "  server big         http://" in first
+    assert "  node of big        devices" in second
+    assert (first.count("KV cache"), second.count("KV cache")) == (1, 0)
+    assert "http://" not in second.partition("node of big")[2].partition("firewall")[0]
