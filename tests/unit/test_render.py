@@ -32,7 +32,7 @@ from fleets import INSTANCE, REPO, Site, file_text
 from matrices import BRIDGED
 
 from fp8fleet import render
-from fp8fleet.catalog import OptionFacts, option_tables
+from fp8fleet.catalog import OptionFacts, option_tables, serve_options
 from fp8fleet.manifest import load_manifest
 from fp8fleet.plan import FleetPlan, HostPlan
 from fp8fleet.spec import OWNED_OPTIONS
@@ -201,7 +201,8 @@ def test_an_option_of_the_inventory_arrives_whatever_it_holds(site: Site) -> Non
 def free(name: str, facts: OptionFacts) -> bool:
     """Whether an option takes any text."""
     checked = facts.flag or facts.takes or facts.choices or facts.later or facts.nargs
-    return not checked and name not in OWNED_OPTIONS
+    known = serve_options().get(name)
+    return not checked and not (known and known.map) and name not in OWNED_OPTIONS
 
 
 def test_options_keep_the_order_of_the_inventory(site: Site) -> None:
