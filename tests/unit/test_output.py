@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpd
@@ -39,6 +40,14 @@ def shell(
         errors="surrogateescape",
         check=False,
     )
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """In a shell's background this process ignores interrupts, and its children would too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
