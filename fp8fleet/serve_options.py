@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fp8fleet import catalog
@@ -20,8 +19,6 @@ from fp8fleet.findings import Finding, Severity
 from fp8fleet.jsonfile import shown
 from fp8fleet.manifest import Manifest
 from fp8fleet.quantization import COMPRESSED_TENSORS, NONE, UNKNOWN, quantization_name
-from fp8fleet.quantized import CONFIG
-from fp8fleet.stored import read_config
 
 EAGER = (
     "without CUDA graphs a block-FP8 8B model made 2,142 instead of 10,860 output tokens/s at 64"
@@ -48,18 +45,13 @@ class Checkpoint:
     """As its config.json names the type of what is not quantized, such as ``bfloat16``."""
 
 
-def checkpoint_of(path: Path, manifest: Manifest) -> Checkpoint:
+def checkpoint_of(manifest: Manifest, config: Mapping[str, Any] | None) -> Checkpoint:
     """What a manifest and the config.json beside it say of a checkpoint.
 
     Args:
-        path: of the manifest.
-
-    Raises:
-        OperatorError: the config.json is broken.
+        config: of `fp8fleet.stored.read_config`.
     """
-    try:
-        config = read_config(path.with_name(CONFIG))
-    except FileNotFoundError:
+    if config is None:
         return Checkpoint(manifest.quantization)
     dtype = config.get("dtype", config.get("torch_dtype"))
     return Checkpoint(

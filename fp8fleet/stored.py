@@ -61,19 +61,21 @@ def stored_checkpoint(config: Mapping[str, Any], headers: Mapping[str, Header]) 
     )
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
+def read_config(path: Path) -> Mapping[str, Any] | None:
     """Read a config.json of models/, as Python and so the engine reads JSON.
 
+    Returns:
+        None: there is none.
+
     Raises:
-        FileNotFoundError: there is none.
         OperatorError: it cannot be read, or is no JSON object.
     """
     try:
         config, _ = parse_python_json(read_regular(path))
     except FileNotFoundError:
-        raise
+        return None
     except OSError as error:
-        raise OperatorError(f"{path}: cannot be read: {error.strerror}") from None
+        raise OperatorError(f"{path}: cannot be read: {error.strerror or error}") from None
     except JsonError as error:
         raise OperatorError(f"{path}: is not JSON: {error}: create the manifest anew") from None
     if not isinstance(config, dict):

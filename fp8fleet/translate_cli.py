@@ -11,8 +11,10 @@ from fp8fleet import catalog
 from fp8fleet.errors import OperatorError
 from fp8fleet.manifest import check_component, load_manifest
 from fp8fleet.outside import plain
+from fp8fleet.quantized import CONFIG
 from fp8fleet.render import yaml_text
 from fp8fleet.serve_options import Checkpoint, checkpoint_of
+from fp8fleet.stored import read_config
 from fp8fleet.translate import translate
 
 
@@ -48,4 +50,4 @@ def _checkpoint(name: str) -> Checkpoint:
     except ValueError as error:
         raise OperatorError(f"--model {name!r}: {error}") from None
     path = Path("models") / name / "manifest.toml"
-    return checkpoint_of(path, load_manifest(path))
+    return checkpoint_of(load_manifest(path), read_config(path.with_name(CONFIG)))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from yaml import YAMLError
 
@@ -51,13 +50,14 @@ def serving_of(fleet: Fleet, host: FleetHost, root: Path) -> Serving:
         manifest = load_manifest(path)
         target = _target_of(spec, manifest)
         lock = read_lock(root / spec.engine_requirements)
-        warnings = _check_options(spec, lock, checkpoint_of(path, manifest))
+        config = read_config(path.with_name(CONFIG))
+        warnings = _check_options(spec, lock, checkpoint_of(manifest, config))
         topology = declared_devices(spec, root)
         headers = _headers(path, manifest)
         checkpoint = _checkpoint(path)
         if checkpoint:
             check_config(spec, checkpoint)
-        model = Model(_config(path), checkpoint)
+        model = Model(config, checkpoint)
         decision = decide(spec, model, target, topology, root)
         for declared in decision.spec.instances:
             check_limits(spec, declared, model.longest)
@@ -134,7 +134,7 @@ def _headers(manifest_path: Path, manifest: Manifest) -> bytes | None:
     """The headers that are stored beside a manifest; None: there are none."""
     path = manifest_path.with_name(HEADERS)
     try:
-        stored = _read_headers(path, *_version(path))
+        content, stored = _read_headers(path, *_version(path))
         shards = [file.path for file in manifest.files if file.path.endswith(".safetensors")]
         missing = [shard for shard in shards if shard not in stored]
         if missing:
@@ -142,7 +142,7 @@ def _headers(manifest_path: Path, manifest: Manifest) -> bytes | None:
                 f"{path}: lacks the headers of {len(missing)} of the {len(shards)} shards in"
                 f" {manifest_path.name}, such as {missing[0]}: create the manifest anew"
             )
-        return path.read_bytes()
+        return content
     except FileNotFoundError:
         return None
     except (OSError, HeaderError) as error:
@@ -158,14 +158,6 @@ def _checkpoint(manifest: Path) -> StoredCheckpoint | None:
         return None
 
 
-def _config(manifest: Path) -> Mapping[str, Any] | None:
-    """The config.json that is stored beside a manifest; None: there is none."""
-    try:
-        return read_config(manifest.with_name(CONFIG))
-    except FileNotFoundError:
-        return None
-
-
 def _version(path: Path) -> tuple[int, int]:
     """What changes when a file is written: its time and its size."""
     status = path.stat()
@@ -174,17 +166,18 @@ def _version(path: Path) -> tuple[int, int]:
 
 # Read once for all hosts: the headers of a large model are some 10 MB.
 @functools.cache
-def _read_headers(path: Path, mtime_ns: int, size: int) -> dict[str, Header]:
+def _read_headers(path: Path, mtime_ns: int, size: int) -> tuple[bytes, dict[str, Header]]:
     del mtime_ns, size
-    return read_headers(path)
+    return path.read_bytes(), read_headers(path)
 
 
 @functools.cache
 def _read_checkpoint(
     headers: Path, config: Path, versions: tuple[tuple[int, int], ...]
 ) -> StoredCheckpoint | None:
-    stored = _read_headers(headers, *versions[0])
-    return stored_checkpoint(read_config(config), stored) if stored else None
+    _, stored = _read_headers(headers, *versions[0])
+    values = read_config(config)
+    return stored_checkpoint(values, stored) if stored and values is not None else None
 
 
 def _target_of(spec: HostSpec, manifest: Manifest) -> Target:
